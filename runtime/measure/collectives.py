@@ -98,7 +98,7 @@ class Recorder(TorchDispatchMode):
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        if any(each not in (torch.Tensor, torch.nn.Parameter) for each in types):
+        if any(tensor_type not in (torch.Tensor, torch.nn.Parameter) for tensor_type in types):
             return NotImplemented  # a DTensor decomposes itself, and its collectives come here again
         if func.namespace in COLLECTIVE_SPACES and not _ASIDE[0]:
             self._see(func, args, kwargs or {})
@@ -113,13 +113,13 @@ class Recorder(TorchDispatchMode):
 
     def _see(self, func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         names = [argument.name for argument in schema_of(func).arguments]
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        group = next((given[name] for name in _GROUP if name in given), None)
+        named_arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        group = next((named_arguments[name] for name in _GROUP if name in named_arguments), None)
         if group is None or (ranks := _size(group)) == 1:
             return  # waiting, for example, is no exchange
         name = schema_of(func).name.partition("::")[2]
         operation = next((kind for start, kind in _KINDS.items() if name.replace("_", "").startswith(start)), name)
-        tensors = next(given[name] for name in _HANDED_IN if name in given)
+        tensors = next(named_arguments[name] for name in _HANDED_IN if name in named_arguments)
         size = sum(tensor.numel() * tensor.element_size() for tensor in _flat(tensors))
         count, total = self._found.get((operation, ranks), (0, 0))
         self._found[operation, ranks] = count + 1, total + (0 if operation == "barrier" else size)
@@ -135,8 +135,8 @@ def _flat(tensors: Any) -> Iterator[torch.Tensor]:
     if isinstance(tensors, torch.Tensor):
         yield tensors
     else:
-        for each in tensors:
-            yield from _flat(each)
+        for item in tensors:
+            yield from _flat(item)
 
 
 def _compiling_unseen() -> AbstractContextManager[object]:
@@ -145,11 +145,13 @@ def _compiling_unseen() -> AbstractContextManager[object]:
     return dynamo.config.patch(optimize_ddp=False) if dynamo is not None else nullcontext()
 
 
-def recorded(work: Callable[[B], T], keep: dict[int, tuple[CollectiveExchange, ...]], done: int) -> Callable[[B], T]:
+def recorded(
+    work: Callable[[B], T], keep: dict[int, tuple[CollectiveExchange, ...]], steps_before: int
+) -> Callable[[B], T]:
     """Returns `work`, which does one step, wrapped so that the steps to be recorded are put into `keep` by their
     number.
 
-    `done` steps were done by earlier processes.
+    `steps_before` steps were done by earlier processes.
     """
     step = 0
 
@@ -160,7 +162,7 @@ def recorded(work: Callable[[B], T], keep: dict[int, tuple[CollectiveExchange, .
             return work(batch)
         with _compiling_unseen(), Recorder() as recorder:
             answer = work(batch)
-        keep[done + step] = recorder.exchanges
+        keep[steps_before + step] = recorder.exchanges
         return answer
 
     return watched

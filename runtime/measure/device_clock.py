@@ -30,9 +30,9 @@ class DeviceClock:
         if self._device is not None:
             torch.cuda.synchronize(self._device)
 
-    def seconds_between(self, one: Mark, other: Mark) -> float:
+    def seconds_between(self, one: Mark, later: Mark) -> float:
         if isinstance(one, torch.cuda.Event):
-            assert isinstance(other, torch.cuda.Event)
-            return float(one.elapsed_time(other)) / 1000
-        assert isinstance(other, float)
-        return other - one
+            assert isinstance(later, torch.cuda.Event)
+            return float(one.elapsed_time(later)) / 1000
+        assert isinstance(later, float)
+        return later - one

@@ -59,12 +59,12 @@ class CalledModules:
     def path(self) -> list[str]:
         return [name for name, _ in self.calls]
 
-    def first_difference(self, other: CalledModules) -> int | None:
+    def first_difference(self, another: CalledModules) -> int | None:
         """Returns the place of the first call that differs from another pass; None if none does."""
-        for place, (one, two) in enumerate(zip(self.path, other.path, strict=False)):
-            if one != two or not _is_close(self.sums[place], other.sums[place]):
+        for place, (one, two) in enumerate(zip(self.path, another.path, strict=False)):
+            if one != two or not _is_close(self.sums[place], another.sums[place]):
                 return place
-        return None if len(self.path) == len(other.path) else min(len(self.path), len(other.path))
+        return None if len(self.path) == len(another.path) else min(len(self.path), len(another.path))
 
 
 class ForwardCheck:
@@ -89,7 +89,7 @@ class ForwardCheck:
             and not (job.observation is not None and job.observation.exact)  # its samples are made float64 in each step
             and parts.pipeline is None
             and not (exchange is not None and exchange.differ)
-            and sum(local_part(each).numel() for each in parts.plain.parameters()) <= NUMBERS
+            and sum(local_part(parameter).numel() for parameter in parts.plain.parameters()) <= NUMBERS
         )
         self._group = mesh_of(job).group("data") if on else None
         self._other_axes = mesh_of(job).group("context", "tensor") if on else None
@@ -108,8 +108,8 @@ class ForwardCheck:
             one = self._run(input)
             if not self._any_differ(one):
                 return
-            others = [self._run(input) for _ in range(_PASSES)]
-            self._report(one, steady=all(one.first_difference(other) is None for other in others))
+            more_runs = [self._run(input) for _ in range(_PASSES)]
+            self._report(one, steady=all(one.first_difference(run) is None for run in more_runs))
 
     # ------------------------------------------------------------------------------------------------- one pass
 
@@ -123,7 +123,9 @@ class ForwardCheck:
         if bool(differ):
             return None
         pairs = zip(shared[0], leaves, strict=True)
-        return unflatten([own if of_0 is None else of_0.to(self._parts.device) for of_0, own in pairs], form)
+        return unflatten(
+            [own_tensor if of_0 is None else of_0.to(self._parts.device) for of_0, own_tensor in pairs], form
+        )
 
     def _run(self, input: Structure) -> CalledModules:
         plain, cut = self._parts.plain, piece_of(self._job)
@@ -151,21 +153,21 @@ class ForwardCheck:
         """Restores on leaving whatever a forward pass may change."""
         plain, device = self._parts.plain, self._parts.device
         generators = random_numbers.state(device)
-        held = [local_part(each.detach()) for each in (*plain.parameters(), *plain.buffers())]
-        copies = [each.clone() for each in held]
+        tensors_held = [local_part(tensor.detach()) for tensor in (*plain.parameters(), *plain.buffers())]
+        copies = [tensor.clone() for tensor in tensors_held]
         self._parts.engine.agree_on_buffers()
-        attributes = [(vars(each), dict(vars(each)), _contents(vars(each))) for each in plain.modules()]
+        attributes = [(vars(module), dict(vars(module)), _contents(vars(module))) for module in plain.modules()]
         with restored_generators(plain):
             yield
-        for values, before, contents in attributes:
+        for values, values_before, contents in attributes:
             values.clear()
-            values.update(before)
+            values.update(values_before)
             for value, content in contents:
                 value.clear()
                 value.update(content) if isinstance(value, dict) else value.extend(content)
         with torch.no_grad():
-            for each, copy in zip(held, copies, strict=True):
-                each.copy_(copy)
+            for tensor, copy in zip(tensors_held, copies, strict=True):
+                tensor.copy_(copy)
         random_numbers.restore(generators, device)
 
     # ------------------------------------------------------------------------------------------------- between ranks
@@ -193,58 +195,65 @@ class ForwardCheck:
         of_all: list[Any] = [None] * dist.get_world_size(self._group)
         mine = {"rank": self._rank, "steady": steady, "calls": one.calls, "sums": one.sums.cpu()}
         dist.all_gather_object(of_all, mine, group=self._group)
-        ranks = [each for each in of_all if each["steady"]]
-        for other in ranks[1:]:
-            passes = [CalledModules(each["calls"], each["sums"]) for each in (ranks[0], other)]
+        ranks = [observation for observation in of_all if observation["steady"]]
+        for another in ranks[1:]:
+            passes = [CalledModules(observation["calls"], observation["sums"]) for observation in (ranks[0], another)]
             if (place := passes[0].first_difference(passes[1])) is not None:
-                self._fail(of_all[0]["rank"], *self._difference(place, ranks[0], other), notes=NOTES)
+                self._fail(of_all[0]["rank"], *self._difference(place, ranks[0], another), notes=NOTES)
 
-    def _difference(self, place: int, one: dict[str, Any], other: dict[str, Any]) -> tuple[str, str]:
+    def _difference(self, place: int, one: dict[str, Any], another: dict[str, Any]) -> tuple[str, str]:
         """Returns the message on two ranks whose calls differ from `place` on, and the module that they part at."""
-        uses = [self._use(each) for each in (one, other)]
+        uses = [self._use(observation) for observation in (one, another)]
         if set(uses[0]["used"]) != set(uses[1]["used"]):
             text, parameter = different_use(*uses)
             return f"the ranks use different parameters for the same samples: {text}", module_of(parameter)
-        calls = [each["calls"][place] if place < len(each["calls"]) else None for each in (one, other)]
-        named = [
-            {"rank": each["rank"], "used": [] if at is None else None, "name": at and at[0], "place": at and at[1]}
-            for each, at in zip((one, other), calls, strict=True)
+        calls = [
+            observation["calls"][place] if place < len(observation["calls"]) else None for observation in (one, another)
         ]
-        module = next(at[0] for at in calls if at is not None)
+        named = [
+            {
+                "rank": observation["rank"],
+                "used": [] if module_call is None else None,
+                "name": module_call and module_call[0],
+                "place": module_call and module_call[1],
+            }
+            for observation, module_call in zip((one, another), calls, strict=True)
+        ]
+        module = next(module_call[0] for module_call in calls if module_call is not None)
         if named[0]["name"] == named[1]["name"]:
-            where = f"`{module}`" if module else "the network"
+            named_place = f"`{module}`" if module else "the network"
             line = f" ({calls[0][1]})" if calls[0] and calls[0][1] else ""
-            ranks = f"on rank {one['rank']} and on rank {other['rank']}"
-            return f"{where}{line} gives different numbers {ranks} for the same samples", module
+            ranks = f"on rank {one['rank']} and on rank {another['rank']}"
+            return f"{named_place}{line} gives different numbers {ranks} for the same samples", module
         texts = ", ".join(call_text(each) for each in named)
         return f"the ranks run different modules for the same samples: {texts}", module
 
-    def _use(self, told: dict[str, Any]) -> dict[str, Any]:
+    def _use(self, observation: dict[str, Any]) -> dict[str, Any]:
         """Returns the parameters of the modules that a rank has called, in the order of the model."""
-        places = dict(told["calls"])
+        places = dict(observation["calls"])
         used = [name for name, _ in self._parts.plain.named_parameters() if module_of(name) in places]
-        return {"rank": told["rank"], "used": used, "places": places}
+        return {"rank": observation["rank"], "used": used, "places": places}
 
 
 def _sums(output: object, device: torch.device) -> Tensor:
     """Returns the sum of the numbers of an output, and the sum of their magnitudes."""
     sums = torch.zeros(2, dtype=torch.float64, device=device)
-    for each in tensors(output):
-        if each.is_floating_point():
-            local = local_part(each.detach()).nan_to_num()
+    for tensor in tensors(output):
+        if tensor.is_floating_point():
+            local = local_part(tensor.detach()).nan_to_num()
             sums += torch.stack((local.sum(dtype=torch.float64), local.abs().sum(dtype=torch.float64)))
     return sums
 
 
-def _is_close(one: Tensor, other: Tensor) -> bool:
-    return bool((one - other).abs().max() <= _ROUNDING * torch.maximum(one[1], other[1]).abs())
+def _is_close(one: Tensor, another: Tensor) -> bool:
+    return bool((one - another).abs().max() <= _ROUNDING * torch.maximum(one[1], another[1]).abs())
 
 
 def _contents(values: dict[str, Any]) -> list[tuple[Structure, Structure]]:
     """Returns the plain lists and dictionaries among the attributes of a module, its buffers too, each with a copy."""
-    kept = ("_parameters", "_modules")  # a pass that shards parameters changes them, and changes them back
+    restored = ("_parameters", "_modules")  # a pass that shards parameters changes them, and changes them back
     return [
         (value, type(value)(value))
         for name, value in values.items()
-        if type(value) in (list, dict) and name not in kept
+        if type(value) in (list, dict) and name not in restored
     ]

@@ -80,8 +80,8 @@ class Observer:
         self._job, self._place, self._optimizer, self._device, self._step = job, place, optimizer, device, step
         assert job.observation is not None
         self._mode = job.observation
-        alone = {axis: number for axis, number in place.coordinates.items() if axis != "data"}
-        self._first, self._leads = not any(alone.values()), not alone.get("tensor", 0)
+        fixed_axes = {axis: number for axis, number in place.coordinates.items() if axis != "data"}
+        self._first, self._leads = not any(fixed_axes.values()), not fixed_axes.get("tensor", 0)
         self._folder = os.path.join(run_dir, _FOLDER)
         self._seen: list[StepObservation] = []
         os.makedirs(self._folder, exist_ok=True)
@@ -96,36 +96,43 @@ class Observer:
 
         def watched(batch: StepBatch) -> StepResult:
             data = self._job.data
-            taken = micro_batches(data, self._place, self._job.microbatches, *divmod(self._step, steps_per_epoch(data)))
+            chunks = micro_batches(
+                data, self._place, self._job.microbatches, *divmod(self._step, steps_per_epoch(data))
+            )
             digests: tuple[str, ...] = ()
             if self._first:  # of the ranks that share samples, which reports them
-                pairs = zip(batch.micro, taken, strict=True)
-                digests = tuple(digest for pair, own in pairs for digest in _digests(data, *pair, len(own)))
+                pairs = zip(batch.micro, chunks, strict=True)
+                digests = tuple(
+                    digest for pair, own_indices in pairs for digest in _digests(data, *pair, len(own_indices))
+                )
             if self._mode.exact:
                 batch = replace(batch, micro=[_wide_pair(*pair) for pair in batch.micro])
             if self._mode.reorder:
                 batch = replace(batch, micro=[self._reordered(*pair) for pair in batch.micro])
-            before = random_numbers.state(self._device)
+            state_before = random_numbers.state(self._device)
             groups = self._optimizer.param_groups
-            done = work(batch)
+            result = work(batch)
             if self._mode.exact and not self._seen:
                 self._write_tensors("first")
-            after = random_numbers.state(self._device)
-            assert done.norm is not None
+            state_after = random_numbers.state(self._device)
+            assert result.norm is not None
             self._step += 1
             self._seen.append(
                 StepObservation(
                     step=self._step,
-                    samples=tuple(index for indices in taken for index in indices.tolist()) if self._first else (),
+                    samples=tuple(index for indices in chunks for index in indices.tolist()) if self._first else (),
                     digests=digests,
-                    total=float(done.total.double()) * self._leads,
-                    number=float(done.number),
-                    norm=float(done.norm),
+                    total=float(result.total.double()) * self._leads,
+                    number=float(result.number),
+                    norm=float(result.norm),
                     lr=float(groups[0]["lr"]),
-                    noise=any(before[name].numpy().tobytes() != after[name].numpy().tobytes() for name in before),
+                    noise=any(
+                        state_before[name].numpy().tobytes() != state_after[name].numpy().tobytes()
+                        for name in state_before
+                    ),
                 )
             )
-            return done
+            return result
 
         return watched
 
@@ -143,11 +150,11 @@ class Observer:
             json.dump(to_json(self._seen), file)
 
     @torch.no_grad()
-    def _write_tensors(self, when: str) -> None:
+    def _write_tensors(self, moment: str) -> None:
         from safetensors.torch import save_file
 
-        found, places = {}, {}
-        kept = torch.float64 if self._mode.exact else torch.float32
+        arrays, places = {}, {}
+        dtype = torch.float64 if self._mode.exact else torch.float32
         for name, tensor in self._tensors.items():
             local, part = own_part(tensor)
             if is_permuted(name):
@@ -155,17 +162,17 @@ class Observer:
                 part = tuple(slice(0, size) for size in local.shape)
             if local.is_complex():
                 local = torch.view_as_real(local.resolve_conj())
-            wide = local.cpu().to(kept) if local.is_floating_point() else local.cpu()
-            found[name] = wide.clone(memory_format=torch.contiguous_format)
-            places[name] = [(each.start, each.stop) for each in part]
+            wide = local.cpu().to(dtype) if local.is_floating_point() else local.cpu()
+            arrays[name] = wide.clone(memory_format=torch.contiguous_format)
+            places[name] = [(piece.start, piece.stop) for piece in part]
         parameters = [name for name, tensor in self._tensors.items() if isinstance(tensor, nn.Parameter)]
         low = [name for name in parameters if self._tensors[name].dtype in (torch.bfloat16, torch.float16)]
-        told = {"parts": json.dumps(places), "parameters": json.dumps(parameters), "low": json.dumps(low)}
-        save_file(found, _tensor_file(self._folder, when, self._place.rank), told)
+        metadata = {"parts": json.dumps(places), "parameters": json.dumps(parameters), "low": json.dumps(low)}
+        save_file(arrays, _tensor_file(self._folder, moment, self._place.rank), metadata)
 
 
-def _tensor_file(folder: str, when: str, rank: int) -> str:
-    return os.path.join(folder, f"{when}-{rank}.safetensors")
+def _tensor_file(folder: str, moment: str, rank: int) -> str:
+    return os.path.join(folder, f"{moment}-{rank}.safetensors")
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -190,11 +197,11 @@ def _silence(model: nn.Module) -> None:
 
 def _digests(data: DataStep, input: object, target: object, samples: int) -> Iterator[str]:
     """Yields a digest for each sample; "" where the user's function collates, which may pad otherwise elsewhere."""
-    found = tensors(input) + (tensors(target) if target is not input else [])
-    if data.collate is not None or (data.structured and any(tensor.shape[:1] != (samples,) for tensor in found)):
+    all_tensors = tensors(input) + (tensors(target) if target is not input else [])
+    if data.collate is not None or (data.structured and any(tensor.shape[:1] != (samples,) for tensor in all_tensors)):
         yield from [""] * samples
         return
-    for rows in zip(*(tensor.cpu().contiguous() for tensor in found), strict=True):
+    for rows in zip(*(tensor.cpu().contiguous() for tensor in all_tensors), strict=True):
         digest = hashlib.blake2b(digest_size=8)
         for tensor in rows:
             digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
@@ -213,20 +220,20 @@ class Observation:
 
     def _read_rank(self, rank: int) -> tuple[StepObservation, ...]:
         with open(os.path.join(self._folder, f"rank-{rank}.json"), encoding="utf-8") as file:
-            told = json.load(file)
-        return tuple(from_json(StepObservation, each) for each in told)
+            records = json.load(file)
+        return tuple(from_json(StepObservation, record) for record in records)
 
     @property
     def low_parameters(self) -> tuple[str, ...]:
         """Names of the parameters of 16 bits."""
         return tuple(sorted({name for rank in range(len(self.ranks)) for name in self._file("start", rank).low}))
 
-    def _file(self, when: str, rank: int) -> _Tensors:
-        return _Tensors(_tensor_file(self._folder, when, rank))
+    def _file(self, moment: str, rank: int) -> _Tensors:
+        return _Tensors(_tensor_file(self._folder, moment, rank))
 
-    def tensors(self, when: str, rank: int) -> Mapping[str, tuple[Part, Array, bool]]:
+    def tensors(self, moment: str, rank: int) -> Mapping[str, tuple[Part, Array, bool]]:
         """Returns by name, of `start`, `first` or `end`: the rank's part, its values, and whether it is a parameter."""
-        return self._file(when, rank)
+        return self._file(moment, rank)
 
 
 class _Tensors(Mapping[str, tuple[Part, Array, bool]]):
@@ -236,9 +243,9 @@ class _Tensors(Mapping[str, tuple[Part, Array, bool]]):
         from safetensors import safe_open
 
         self._file: Any = safe_open(path, framework="np")
-        told: dict[str, str] = self._file.metadata()  # type: ignore[no-untyped-call]
-        self._parts, self._parameters = json.loads(told["parts"]), set(json.loads(told["parameters"]))
-        self.low: list[str] = json.loads(told.get("low", "[]"))
+        metadata: dict[str, str] = self._file.metadata()  # type: ignore[no-untyped-call]
+        self._parts, self._parameters = json.loads(metadata["parts"]), set(json.loads(metadata["parameters"]))
+        self.low: list[str] = json.loads(metadata.get("low", "[]"))
 
     def __getitem__(self, name: str) -> tuple[Part, Array, bool]:
         part = tuple(slice(start, stop) for start, stop in self._parts[name])

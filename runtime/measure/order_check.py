@@ -65,7 +65,7 @@ class OrderCheck:
     def __init__(self, job: JobProgram, place: RankPlace, parts: TrainingComponents) -> None:
         self._job, self._rank, self._parts = job, place.rank, parts
         self._names = {id(module): name for name, module in parts.plain.named_modules()}
-        self._parameters: dict[int, str] = {id(each): name for name, each in parts.plain.named_parameters()}
+        self._parameters: dict[int, str] = {id(parameter): name for name, parameter in parts.plain.named_parameters()}
         self._places: dict[str, str] = {}  # of each module that was called: the line of the user's code
         self._handles: list[RemovableHandle] = []
         self._first = True  # no evaluation has been compared
@@ -82,7 +82,9 @@ class OrderCheck:
         by_name = dict(parts.plain.named_modules())
         compiled = [by_name[name] for name in job.compiled if name in by_name]
         # The hooks of a compiled module itself are outside of what torch compiles.
-        self._inside = {id(each) for module in compiled for each in module.modules() if each is not module}
+        self._inside = {
+            id(submodule) for module in compiled for submodule in module.modules() if submodule is not module
+        }
         self._announced = self._modules_with_collectives() if self._on else []
         self._always = varies and any(is_synchronised(module) for module in self._announced)
         self._forward = ForwardCheck(job, place, parts, self._announce_end, self._end)
@@ -166,18 +168,18 @@ class OrderCheck:
     def _modules_with_collectives(self) -> list[nn.Module]:
         """Returns the modules that exchange something when they run, in the order of the model."""
         job, plain = self._job, self._parts.plain
-        found: dict[nn.Module, None] = {}
+        synchronised: dict[nn.Module, None] = {}
         if job.gradients.kind == "fsdp":
             from torch.distributed.fsdp import FSDPModule
 
-            found |= dict.fromkeys(each for each in plain.modules() if isinstance(each, FSDPModule))
+            synchronised |= dict.fromkeys(module for module in plain.modules() if isinstance(module, FSDPModule))
         named = [name for name, _ in job.tensor.styles] if job.tensor is not None else []
         named += job.context.attention if job.context is not None else ()
         by_name = dict(plain.named_modules())
-        found |= dict.fromkeys(by_name[name] for name in named if name in by_name)
+        synchronised |= dict.fromkeys(by_name[name] for name in named if name in by_name)
         if job.sync_batch_norm:
-            found |= dict.fromkeys(each for each in plain.modules() if is_synchronised(each))
-        return [module for module in plain.modules() if module in found and id(module) not in self._inside]
+            synchronised |= dict.fromkeys(module for module in plain.modules() if is_synchronised(module))
+        return [module for module in plain.modules() if module in synchronised and id(module) not in self._inside]
 
     def _see(self, module: nn.Module, _: object) -> None:
         self._places[self._names[id(module)]] = place_of_call()
@@ -202,13 +204,13 @@ class OrderCheck:
             self._compare("ends", lambda: {"name": None, "place": "", "used": []})
 
     def _see_output(self, module: nn.Module, _: object, output: object) -> None:
-        found = [each for each in tensors(output) if each.requires_grad]
-        if found and torch.is_grad_enabled():
-            self._announce_use(found)
+        outputs = [tensor for tensor in tensors(output) if tensor.requires_grad]
+        if outputs and torch.is_grad_enabled():
+            self._announce_use(outputs)
 
     def _announce_use(self, outputs: list[Tensor]) -> None:
-        found = {self._parameters[each] for each in leaves(*outputs) if each in self._parameters}
-        used = [name for name in dict.fromkeys(self._parameters.values()) if name in found]
+        names = {self._parameters[leaf] for leaf in leaves(*outputs) if leaf in self._parameters}
+        used = [name for name in dict.fromkeys(self._parameters.values()) if name in names]
         self._compare(
             f"uses {' '.join(used)}",
             lambda: {
@@ -223,16 +225,16 @@ class OrderCheck:
     def _hold_all_used(self, used: list[str], outputs: list[Tensor]) -> None:
         """Raises RankOrderError if no rank uses a parameter that DistributedDataParallel waits for."""
         job = self._job
-        last = self._micro == job.microbatches and job.gradients.kind in ("ddp", "zero1")
+        is_final = self._micro == job.microbatches and job.gradients.kind in ("ddp", "zero1")
         if (
-            not last
+            not is_final
             or job.gradients.static_graph
             or job.gradients.search
             or not outputs[0].requires_grad
             or _hides_parameters(outputs)
         ):
             return
-        trained = [name for name, each in self._parts.plain.named_parameters() if each.requires_grad]
+        trained = [name for name, parameter in self._parts.plain.named_parameters() if parameter.requires_grad]
         missing = [name for name in trained if name not in set(used) | set(job.gradients.unused)]
         if missing:
             self._end(
@@ -244,12 +246,12 @@ class OrderCheck:
     def _compare_models(self) -> None:
         """Compares names, shapes and dtypes of all tensors, in the model's order."""
         named = [*self._parts.plain.named_parameters(), *self._parts.plain.named_buffers()]
-        lines = [f"`{name}` {tuple(each.shape)} {str(each.dtype)[6:]}" for name, each in named]
+        lines = [f"`{name}` {tuple(tensor.shape)} {str(tensor.dtype)[6:]}" for name, tensor in named]
         self._compare(" ".join(lines), lambda: {"name": None, "used": None, "tensors": lines})
 
     # ------------------------------------------------------------------------------------------------- between ranks
 
-    def _compare(self, event: str, told: Callable[[], dict[str, Any]]) -> None:
+    def _compare(self, event: str, make_report: Callable[[], dict[str, Any]]) -> None:
         digest = int.from_bytes(hashlib.blake2b(event.encode(), digest_size=7).digest())
         for group in self._groups:
             word = torch.tensor([digest, -digest], device=self._parts.device)
@@ -257,30 +259,30 @@ class OrderCheck:
                 dist.all_reduce(word, dist.ReduceOp.MAX, group=group)
                 high, low = word.tolist()
                 if high != -low:
-                    self._differ(group, {"rank": self._rank, **told()})
+                    self._differ(group, {"rank": self._rank, **make_report()})
 
     def _differ(self, group: dist.ProcessGroup, mine: dict[str, Any]) -> NoReturn:
         of_all: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(of_all, mine, group=group)
         one = of_all[0]
         if "tensors" in mine:
-            other = next(each for each in of_all if each["tensors"] != one["tensors"])
-            pairs = itertools.zip_longest(one["tensors"], other["tensors"], fillvalue="none")
+            another = next(report for report in of_all if report["tensors"] != one["tensors"])
+            pairs = itertools.zip_longest(one["tensors"], another["tensors"], fillvalue="none")
             number, pair = next((n, pair) for n, pair in enumerate(pairs, 1) if pair[0] != pair[1])
             text = f"the ranks made different models: tensor {number} is {pair[0]} on rank {one['rank']}"
-            self._end(one["rank"], f"{text} and {pair[1]} on rank {other['rank']}", "")
-        other = next(each for each in of_all if (each["name"], each["used"]) != (one["name"], one["used"]))
-        if one["used"] is None or other["used"] is None:
-            modules = [each["name"] for each in (one, other) if each["name"] is not None]
-            text = f"{call_text(one)}, {call_text(other)}"
+            self._end(one["rank"], f"{text} and {pair[1]} on rank {another['rank']}", "")
+        another = next(report for report in of_all if (report["name"], report["used"]) != (one["name"], one["used"]))
+        if one["used"] is None or another["used"] is None:
+            modules = [report["name"] for report in (one, another) if report["name"] is not None]
+            text = f"{call_text(one)}, {call_text(another)}"
             self._end(one["rank"], f"the ranks run different modules: {text}", modules[0])
-        text, parameter = different_use(one, other)
+        text, parameter = different_use(one, another)
         self._end(one["rank"], f"the ranks use different parameters in this step: {text}", module_of(parameter))
 
     def _end(self, rank: int, message: str, module: str, notes: Sequence[str] = DIFFERENT_ORDER) -> NoReturn:
         python = self._job.model.python
         with mark_errors(python.line if python is not None else ""):
-            raise RankOrderError(message, told=self._rank == rank, module=module, notes=notes)
+            raise RankOrderError(message, is_reported=self._rank == rank, module=module, notes=notes)
 
 
 def _hides_parameters(outputs: list[Tensor]) -> bool:

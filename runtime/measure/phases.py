@@ -71,7 +71,9 @@ class _LastGradient:
         self._clock = clock
         self._mark: Mark | None = None
         self._newest: Tensor | None = None
-        self._handles = {each: each.register_post_accumulate_grad_hook(self._note) for each in parameters}
+        self._handles = {
+            parameter: parameter.register_post_accumulate_grad_hook(self._note) for parameter in parameters
+        }
 
     def _note(self, parameter: Tensor) -> None:
         self._newest, self._mark = parameter, self._clock.mark()
@@ -143,14 +145,14 @@ class PhaseClock:
 
         return marked
 
-    def wrap_between(self, between: Between) -> Between:
-        """Returns `between`, which is called between passes and update, with marks around it."""
+    def wrap_between(self, work: Between) -> Between:
+        """Returns `work`, which is called between passes and update, with marks around it."""
         mark = self._clock.mark
 
         def marked(batch: StepBatch, total: Tensor, number: int | Tensor) -> None:
             self._passed = mark()
             self._ready = self._gradients.take()
-            between(batch, total, number)
+            work(batch, total, number)
             self._resumed = mark()
 
         return marked
@@ -174,13 +176,13 @@ class PhaseClock:
             self._rank_wait += time.perf_counter() - begin
 
     def _read_marks(self) -> None:
-        between = self._clock.seconds_between
+        seconds_between = self._clock.seconds_between
         while self._pending and self._clock.is_past(self._pending[0].end):
             marks = self._pending.popleft()
             ready = marks.passed if marks.ready is None else marks.ready
-            self._passes += between(marks.begin, ready)
-            self._exposed += between(ready, marks.passed)
-            self._update += between(marks.resumed, marks.end)
+            self._passes += seconds_between(marks.begin, ready)
+            self._exposed += seconds_between(ready, marks.passed)
+            self._update += seconds_between(marks.resumed, marks.end)
             self._read += 1
 
     # -------------------------------------------------------------------------------------------------- logged steps
@@ -190,9 +192,9 @@ class PhaseClock:
         self._read_marks()
         if not self._steps or not self._read:
             return None
-        steps, read = self._steps, self._read
+        steps, read_steps = self._steps, self._read
         total = max(0.0, self._until - self._since - self._pause) / steps
-        passes, exposed, update = self._passes / read, self._exposed / read, self._update / read
+        passes, exposed, update = self._passes / read_steps, self._exposed / read_steps, self._update / read_steps
         data = min(self._data / steps, max(0.0, total - passes - exposed - update))
         lap = StepPhases(
             data=data,
@@ -224,7 +226,7 @@ def phase_clock(job: JobProgram, place: RankPlace, parts: TrainingComponents) ->
         place.rank,
         job.world_size,
         DeviceClock(parts.device),
-        [each for each in parts.plain.parameters() if each.requires_grad] if overlaps else (),
+        [parameter for parameter in parts.plain.parameters() if parameter.requires_grad] if overlaps else (),
         by_user=job.own_step is not None or job.optimizer.closure,
     )
 
@@ -264,9 +266,9 @@ def comparisons(job: JobProgram) -> tuple[bool, ...]:
 
 def host_names(job: JobProgram) -> list[str]:
     """Returns the name of each rank's host. All ranks call it."""
-    own = socket.gethostname()
+    hostname = socket.gethostname()
     if job.world_size == job.processes:
-        return [own] * job.world_size
+        return [hostname] * job.world_size
     names = [""] * job.world_size
-    dist.all_gather_object(names, own)
+    dist.all_gather_object(names, hostname)
     return names

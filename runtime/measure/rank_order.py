@@ -22,28 +22,28 @@ DIFFERENT_ORDER = (
 class RankOrderError(RuntimeError):
     """Ranks are about to exchange different things. `told` on the rank that reports it, `module` if it is known."""
 
-    def __init__(self, message: str, *, told: bool, module: str | None, notes: Sequence[str]) -> None:
+    def __init__(self, message: str, *, is_reported: bool, module: str | None, notes: Sequence[str]) -> None:
         super().__init__(message)
-        self.told, self.module = told, module
+        self.told, self.module = is_reported, module
         for note in notes:
             self.add_note(note)
 
 
-def call_text(told: dict[str, object]) -> str:
-    if told["used"] is not None:
-        return f"rank {told['rank']} has come to the end of the network"
-    name = f"`{told['name']}`" if told["name"] else "the network"
-    return f"rank {told['rank']} calls {name}" + (f" ({told['place']})" if told["place"] else "")
+def call_text(call: dict[str, object]) -> str:
+    if call["used"] is not None:
+        return f"rank {call['rank']} has come to the end of the network"
+    name = f"`{call['name']}`" if call["name"] else "the network"
+    return f"rank {call['rank']} calls {name}" + (f" ({call['place']})" if call["place"] else "")
 
 
-def different_use(one: dict[str, Any], other: dict[str, Any]) -> tuple[str, str]:
+def different_use(one: dict[str, Any], another: dict[str, Any]) -> tuple[str, str]:
     """Returns in words the parameters that one of two ranks alone uses, and the first of them."""
-    only = [name for name in one["used"] if name not in other["used"]]
-    also = [name for name in other["used"] if name not in one["used"]]
+    only = [name for name in one["used"] if name not in another["used"]]
+    also = [name for name in another["used"] if name not in one["used"]]
     parts = [
-        f"`{names[0]}`{more(names)} {'is' if len(names) == 1 else 'are'} used on rank {by['rank']}"
-        f"{_call_site(by, names[0])} and not on rank {without['rank']}"
-        for names, by, without in ((only, one, other), (also, other, one))
+        f"`{names[0]}`{more(names)} {'is' if len(names) == 1 else 'are'} used on rank {user_report['rank']}"
+        f"{_call_site(user_report, names[0])} and not on rank {other_report['rank']}"
+        for names, user_report, other_report in ((only, one, another), (also, another, one))
         if names
     ]
     return "; ".join(parts), (only or also)[0]
@@ -53,8 +53,8 @@ def module_of(parameter: str) -> str:
     return parameter.rpartition(".")[0]
 
 
-def _call_site(told: dict[str, Any], parameter: str) -> str:
-    place = told["places"].get(parameter.rpartition(".")[0])
+def _call_site(report: dict[str, Any], parameter: str) -> str:
+    place = report["places"].get(parameter.rpartition(".")[0])
     return f" ({place})" if place else ""
 
 

@@ -60,9 +60,9 @@ Numbered = tuple[str, Samples, int]  # a split, its samples, and a number among 
 class RanksDifferError(RuntimeError):
     """Ranks that hold different samples or parameters. The text is for the user; `told` on the rank that reports it."""
 
-    def __init__(self, message: str, *, told: bool) -> None:
+    def __init__(self, message: str, *, is_reported: bool) -> None:
         super().__init__(message)
-        self.told = told
+        self.told = is_reported
 
 
 # ------------------------------------------------------------------------------------------------------------ samples
@@ -81,9 +81,12 @@ def compare_samples(job: JobProgram, place: RankPlace, splits: Splits, device: t
 
 def _compare_read(job: JobProgram, place: RankPlace, numbered: Sequence[Numbered], device: torch.device) -> float:
     """Reads and compares samples; returns the seconds that reading another sample takes here."""
-    first, seconds = _leaf_digests(job, place, numbered)
-    digests = [_digest("".join(f"{name} {each[name]} " for name in each)) for each in first]
-    differing = [numbered[each] for each in _differing(digests, device)] if digests else []
+    first_digests, seconds = _leaf_digests(job, place, numbered)
+    digests = [
+        _digest("".join(f"{name} {digests_by_name[name]} " for name in digests_by_name))
+        for digests_by_name in first_digests
+    ]
+    differing = [numbered[position] for position in _differing(digests, device)] if digests else []
     if differing:
         _compare_again(job, place, differing[:REPEATED])
     return seconds
@@ -91,16 +94,16 @@ def _compare_read(job: JobProgram, place: RankPlace, numbered: Sequence[Numbered
 
 def _compare_again(job: JobProgram, place: RankPlace, numbered: Sequence[Numbered]) -> None:
     """Reads samples that differ several times, and raises RanksDifferError for parts not drawn anew each time."""
-    reads = [_leaf_digests(job, place, [each] * READS)[0] for each in numbered]
+    reads = [_leaf_digests(job, place, [entry] * READS)[0] for entry in numbered]
     of_all: list[Any] = [None] * job.world_size
     dist.all_gather_object(of_all, reads)
     for n, (split, _, number) in enumerate(numbered):
-        if (found := _first_difference([told[n] for told in of_all])) is not None:
-            rank, leaf = found
+        if (difference := _first_difference([reads_of_rank[n] for reads_of_rank in of_all])) is not None:
+            rank, leaf = difference
             sample = sample_name(job.data, split, number)
             _end_by_samples(job, place, f"{sample} is not the same on rank 0 and rank {rank}: its {leaf} differs")
-    if (found := _drawn_by_one(of_all)) is not None:
-        rank, leaf = found
+    if (difference := _drawn_by_one(of_all)) is not None:
+        rank, leaf = difference
         anew, fixed = (0, rank) if _changes(of_all[0][0], leaf) else (rank, 0)
         sample = sample_name(job.data, numbered[0][0], numbered[0][2])
         text = f"{sample} is drawn anew at each access on rank {anew}, and is the same each time on rank {fixed}"
@@ -109,7 +112,7 @@ def _compare_again(job: JobProgram, place: RankPlace, numbered: Sequence[Numbere
 
 def _end_by_samples(job: JobProgram, place: RankPlace, message: str) -> NoReturn:
     with mark_errors(job.data.line):
-        error = RanksDifferError(message, told=place.rank == 0)
+        error = RanksDifferError(message, is_reported=place.rank == 0)
         error.add_note(
             "each rank makes the data set for itself, and all have to make the same: what one holds out, another "
             "trains on"
@@ -126,7 +129,7 @@ def _some(splits: Splits, start: int, end: int) -> list[Numbered]:
     for split, samples in (("train", splits.train), ("validation", splits.validation), ("test", splits.test)):
         part = 1 if split == "train" else 2
         if samples is not None:
-            numbered += [(split, samples, each) for each in _numbers(len(samples))[start // part : end // part]]
+            numbered += [(split, samples, number) for number in _numbers(len(samples))[start // part : end // part]]
     return numbered
 
 
@@ -142,7 +145,7 @@ def _leaf_digests(
     """Returns the digests of samples' tensors by name, and the seconds that the quickest sample but the first took."""
     digests: list[dict[str, int]] = []
     seconds = 0.0
-    for _, group in itertools.groupby(numbered, key=lambda each: each[0]):
+    for _, group in itertools.groupby(numbered, key=lambda entry: entry[0]):
         rest = list(group)
         samples = rest[0][1]
         step = dataclasses.replace(job.data, workers=1 if job.data.workers and samples.by_process else 0)
@@ -174,19 +177,21 @@ def _digest(content: str | bytes) -> int:
 
 def _differing(digests: Sequence[int], device: torch.device, group: dist.ProcessGroup | None = None) -> list[int]:
     """Returns the places at which the ranks of a group (None: all ranks) have different numbers."""
-    own = torch.tensor(digests, dtype=torch.int64, device=device)
-    both = torch.stack((own, -own))
+    own_digests = torch.tensor(digests, dtype=torch.int64, device=device)
+    both = torch.stack((own_digests, -own_digests))
     with collectives.exclude_collectives():
         dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
-    found: list[int] = (both[0] != -both[1]).nonzero().flatten().tolist()
-    return found
+    positions: list[int] = (both[0] != -both[1]).nonzero().flatten().tolist()
+    return positions
 
 
 def _first_difference(of_all: Sequence[Sequence[Mapping[str, int]]]) -> tuple[int, str] | None:
     """Returns the first rank and part of a sample that differs from rank 0's in each read."""
     for rank, reads in enumerate(of_all):
         for name in {**of_all[0][0], **reads[0]}:
-            if of_all[0][0].get(name) != reads[0].get(name) and not any(_changes(each, name) for each in of_all):
+            if of_all[0][0].get(name) != reads[0].get(name) and not any(
+                _changes(rank_reads, name) for rank_reads in of_all
+            ):
                 return rank, name
     return None
 
@@ -197,14 +202,14 @@ def _drawn_by_one(of_all: Sequence[Sequence[Sequence[Mapping[str, int]]]]) -> tu
         return None
     for rank, samples in enumerate(of_all):
         for name in samples[0][0]:
-            one, other = ([_changes(reads, name) for reads in each] for each in (of_all[0], samples))
-            if (all(one) and not any(other)) or (all(other) and not any(one)):
+            one, another = ([_changes(reads, name) for reads in rank_reads] for rank_reads in (of_all[0], samples))
+            if (all(one) and not any(another)) or (all(another) and not any(one)):
                 return rank, name
     return None
 
 
 def _changes(reads: Sequence[Mapping[str, int]], name: str) -> bool:
-    return len({each.get(name) for each in reads}) > 1
+    return len({digests.get(name) for digests in reads}) > 1
 
 
 # --------------------------------------------------------------------------------------------------------- parameters
@@ -222,17 +227,17 @@ class ReplicaCheck:
         exchange = parts.exchange
         if job.world_size == 1 or job.gradients.kind == "local" or (exchange is not None and exchange.differ):
             return
-        whole, self._tensor_axis = mesh_of(job).group("data", "context"), mesh_of(job).group("tensor")
+        all_ranks, self._tensor_axis = mesh_of(job).group("data", "context"), mesh_of(job).group("tensor")
         tensors: dict[str, Tensor] = dict(parts.plain.named_parameters())
         if job.sync_batch_norm:
-            alone = _unsynchronised(parts.plain)
+            unsynchronised = _unsynchronised(parts.plain)
             tensors |= {
-                name: each
-                for name, each in parts.plain.named_buffers()
-                if each.is_floating_point() and id(each) not in alone
+                name: buffer
+                for name, buffer in parts.plain.named_buffers()
+                if buffer.is_floating_point() and id(buffer) not in unsynchronised
             }
         for name, tensor in tensors.items():
-            for group in _groups_of_copies(tensor, whole):
+            for group in _groups_of_copies(tensor, all_ranks):
                 self._groups.setdefault(group, {})[name] = tensor
             if self._tensor_axis is not None and not _belongs_to_axis(tensor, "tensor"):
                 self._over_tensor_axis[name] = tensor
@@ -260,24 +265,30 @@ class ReplicaCheck:
             self._hold_alike(step, name, local_part(tensor), group)
 
     @torch.no_grad()
-    def _hold_alike(self, step: int, name: str, own: Tensor, group: dist.ProcessGroup) -> None:
+    def _hold_alike(self, step: int, name: str, own_tensor: Tensor, group: dist.ProcessGroup) -> None:
         """Raises RanksDifferError if a tensor differs from its copy on the group's first rank by more than rounding."""
-        own = own.to(self._parts.device)  # a group of GPUs takes nothing of the host's
-        first = own.clone(memory_format=torch.contiguous_format)
-        dist.broadcast(first, group_src=0, group=group)
-        farthest = (own - first).abs().max().double() if own.numel() else torch.zeros((), dtype=torch.float64)
-        largest = first.abs().max().double() if own.numel() else farthest
-        bad = not bool(farthest <= ROUNDING * largest) and not (own.isnan() & first.isnan()).any()
+        own_tensor = own_tensor.to(self._parts.device)  # a group of GPUs takes nothing of the host's
+        first_tensor = own_tensor.clone(memory_format=torch.contiguous_format)
+        dist.broadcast(first_tensor, group_src=0, group=group)
+        farthest = (
+            (own_tensor - first_tensor).abs().max().double()
+            if own_tensor.numel()
+            else torch.zeros((), dtype=torch.float64)
+        )
+        largest = first_tensor.abs().max().double() if own_tensor.numel() else farthest
+        differs_much = (
+            not bool(farthest <= ROUNDING * largest) and not (own_tensor.isnan() & first_tensor.isnan()).any()
+        )
         of_all: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(of_all, [self._rank, bad, float(farthest)], group=group)
-        others = [(rank, distance) for rank, differs, distance in of_all if differs]
-        if not others:
+        dist.all_gather_object(of_all, [self._rank, differs_much, float(farthest)], group=group)
+        different_ranks = [(rank, distance) for rank, differs, distance in of_all if differs]
+        if not different_ranks:
             return
-        lowest, (rank, distance) = of_all[0][0], others[0]
+        lowest, (rank, distance) = of_all[0][0], different_ranks[0]
         error = RanksDifferError(
             f"after step {step}, `{name}` is not the same on rank {lowest} and rank {rank}: it differs by "
             f"{distance:.3g}, and all ranks do the same updates",
-            told=self._rank == lowest,
+            is_reported=self._rank == lowest,
         )
         hooks = self._job.hooks
         if hooks:
@@ -302,10 +313,10 @@ def _belongs_to_axis(tensor: Any, axis: str) -> bool:
     return hasattr(tensor, "placements") and axis in (tensor.device_mesh.mesh_dim_names or ())
 
 
-def _groups_of_copies(tensor: Any, whole: dist.ProcessGroup | None) -> list[dist.ProcessGroup]:
-    """Returns the groups of ranks with the same part of a tensor; `whole` is that of an unsharded one."""
+def _groups_of_copies(tensor: Any, all_ranks: dist.ProcessGroup | None) -> list[dist.ProcessGroup]:
+    """Returns the groups of ranks with the same part of a tensor; `all_ranks` is that of an unsharded one."""
     if not hasattr(tensor, "placements"):
-        return [whole] if whole is not None else []
+        return [all_ranks] if all_ranks is not None else []
     mesh = tensor.device_mesh
     dims = [dim for dim, placement in enumerate(tensor.placements) if placement.is_replicate()]
     return [mesh.get_group(dim) for dim in dims if mesh.size(dim) > 1]
@@ -317,21 +328,21 @@ def bit_sums(tensors: Sequence[Tensor]) -> list[int]:
     if not tensors:
         return []
     local = [local_part(tensor).detach() for tensor in tensors]
-    every = 1 + sum(tensor.numel() for tensor in local) // NUMBERS
-    sums = [_bit_sum(tensor, every) for tensor in local]
+    stride = 1 + sum(tensor.numel() for tensor in local) // NUMBERS
+    sums = [_bit_sum(tensor, stride) for tensor in local]
     by_device: dict[torch.device, list[int]] = {}
-    for place, each in enumerate(sums):
-        by_device.setdefault(each.device, []).append(place)
-    found = [0] * len(sums)
+    for place, bit_sum in enumerate(sums):
+        by_device.setdefault(bit_sum.device, []).append(place)
+    sums_of_bits = [0] * len(sums)
     for places in by_device.values():
         for place, value in zip(places, torch.stack([sums[place] for place in places]).tolist(), strict=True):
-            found[place] = value
-    return found
+            sums_of_bits[place] = value
+    return sums_of_bits
 
 
-def _bit_sum(tensor: Tensor, every: int) -> Tensor:
+def _bit_sum(tensor: Tensor, stride: int) -> Tensor:
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    bits = tensor.reshape(-1)[::every].contiguous().view(_INTEGERS[tensor.element_size()])
+    bits = tensor.reshape(-1)[::stride].contiguous().view(_INTEGERS[tensor.element_size()])
     # An odd factor for each place, so that numbers that change places show.
     factors = torch.arange(bits.numel(), device=bits.device).mul_(2).add_(1)
     return factors.mul_(bits).sum()

@@ -85,8 +85,8 @@ def tracker_of(parts: TrainingComponents) -> Tracker:
 class Measure:
     """Measures one rank. `done` steps were done by earlier processes of the training."""
 
-    def __init__(self, job: JobProgram, place: RankPlace, parts: TrainingComponents, done: int) -> None:
-        self._rank, self._device, self._done = place.rank, parts.device, done
+    def __init__(self, job: JobProgram, place: RankPlace, parts: TrainingComponents, steps_before: int) -> None:
+        self._rank, self._device, self._done = place.rank, parts.device, steps_before
         self._exchanges: dict[int, tuple[collectives.CollectiveExchange, ...]] = {}
         self._tracker = tracker_of(parts) if job.mode == TrainMode(profile=True) else None
 
@@ -105,17 +105,17 @@ class Measure:
         if self._device.type == "cuda":
             process["allocated"] = torch.cuda.max_memory_allocated(self._device)
             process["reserved"] = torch.cuda.max_memory_reserved(self._device)
-        found = {
+        measurements = {
             "process": process,
             "checkpoints": {"saved": len(stalls), "stall": statistics.median(stalls) if stalls else None},
             "memory": _tracked_memory(self._tracker) if self._tracker is not None else None,
             "phases": to_json(median_phases(laps[1:] or laps)) if laps else None,
-            "exchanges": {str(step): to_json(each) for step, each in self._exchanges.items()},
+            "exchanges": {str(step): to_json(exchange) for step, exchange in self._exchanges.items()},
         }
         path = _path(run_dir, self._rank)
         os.makedirs(os.path.dirname(path), exist_ok=True)  # someone may have removed the logs
         with naming(path), replacing(path) as file:
-            json.dump(found, file)
+            json.dump(measurements, file)
 
 
 def _tracked(work: Callable[[B], T], tracker: Tracker) -> Callable[[B], T]:
@@ -175,9 +175,9 @@ def write_report(run_dir: str, plan: Mapping[str, Any], job: JobProgram, steps: 
 def step_time(records: Sequence[Record]) -> float | None:
     """Returns the median time of a step, in seconds, from one record to the next; None if too little was logged."""
     times = []
-    for before, record in pairwise(records):
-        if record["split"] == "train" and record["step"] > before["step"]:
-            times.append((record["seconds"] - before["seconds"]) / (record["step"] - before["step"]))
+    for previous, record in pairwise(records):
+        if record["split"] == "train" and record["step"] > previous["step"]:
+            times.append((record["seconds"] - previous["seconds"]) / (record["step"] - previous["step"]))
     return statistics.median(times) if times else None
 
 
@@ -188,64 +188,64 @@ def _world_size(plan: Mapping[str, Any]) -> int:
 
 def _rank(run_dir: str, plan: Mapping[str, Any], job: JobProgram, rank: int) -> dict[str, Any]:
     with open(_path(run_dir, rank), encoding="utf-8") as file:
-        measured = json.load(file)
+        measurements = json.load(file)
     planned = next((node for node in plan["ranks"] if node["first"] <= rank <= node["last"]), None)
-    exchanges = measured["exchanges"]
+    exchanges = measurements["exchanges"]
     recorded = sorted(int(step) for step in exchanges)
-    first = exchanges[str(recorded[0])] if recorded else None
-    traffic = planned and [each for each in planned["traffic"] if _in_step(each, recorded[0] if recorded else 0)]
+    first_exchanges = exchanges[str(recorded[0])] if recorded else None
+    traffic = planned and [entry for entry in planned["traffic"] if _in_step(entry, recorded[0] if recorded else 0)]
     return {
         "rank": rank,
         "memory": {
-            "predicted": _planned_memory(planned["memory"], measured["memory"]) if planned else None,
-            "measured": measured["memory"],
+            "predicted": _planned_memory(planned["memory"], measurements["memory"]) if planned else None,
+            "measured": measurements["memory"],
         },
-        "process": measured["process"],
-        "phases": compared_phases(job, measured["phases"]),
-        "checkpoints": measured["checkpoints"],
-        "collectives": _side_by_side(traffic, first),
+        "process": measurements["process"],
+        "phases": compared_phases(job, measurements["phases"]),
+        "checkpoints": measurements["checkpoints"],
+        "collectives": _side_by_side(traffic, first_exchanges),
         "recorded": recorded,
-        "steady": all(each == first for each in exchanges.values()) if recorded else None,
+        "steady": all(step_exchanges == first_exchanges for step_exchanges in exchanges.values()) if recorded else None,
     }
 
 
 def _in_step(traffic: Mapping[str, Any], step: int) -> bool:
     """True if an exchange takes place in a step; of no step in particular, if it does in some of the later ones."""
-    when = Cadence(**traffic["when"])
-    return when.holds(step) if step else when.steady
+    cadence = Cadence(**traffic["when"])
+    return cadence.holds(step) if step else cadence.steady
 
 
-def _planned_memory(memory: Mapping[str, Any], measured: Mapping[str, Any] | None) -> dict[str, Any]:
+def _planned_memory(memory: Mapping[str, Any], measurements: Mapping[str, Any] | None) -> dict[str, Any]:
     """Returns the predicted memory that torch's allocator sees, by the kinds that were measured."""
     peak = memory["workspace"] + sum(memory[kind] for kind in KINDS)
-    kinds = {kind: memory[kind] for kind in KINDS if measured is None or kind in measured}
-    if measured is not None and "others" in measured:
+    kinds = {kind: memory[kind] for kind in KINDS if measurements is None or kind in measurements}
+    if measurements is not None and "others" in measurements:
         kinds["others"] = peak - sum(kinds.values())
     rest = memory["rest"] - memory["framework"] + memory["workspace"]
     return {**kinds, "peak": peak, "rest": rest, "when": memory["when"]}
 
 
 def _side_by_side(
-    predicted: Iterable[Mapping[str, object]] | None, measured: Iterable[Mapping[str, object]] | None
+    predicted: Iterable[Mapping[str, object]] | None, measurements: Iterable[Mapping[str, object]] | None
 ) -> list[dict[str, object]]:
-    ours, theirs = _by_operation(predicted), _by_operation(measured)
-    nothing = {"count": 0, "bytes": 0}
+    ours, theirs = _by_operation(predicted), _by_operation(measurements)
+    no_traffic = {"count": 0, "bytes": 0}
     return [
         {
             "operation": operation,
-            "predicted": None if ours is None else ours.get(operation, nothing),
-            "measured": None if theirs is None else theirs.get(operation, nothing),
+            "predicted": None if ours is None else ours.get(operation, no_traffic),
+            "measured": None if theirs is None else theirs.get(operation, no_traffic),
         }
         for operation in sorted({*(ours or ()), *(theirs or ())})
     ]
 
 
-def _by_operation(found: Iterable[Mapping[str, Any]] | None) -> dict[str, dict[str, int]] | None:
-    if found is None:
+def _by_operation(entries: Iterable[Mapping[str, Any]] | None) -> dict[str, dict[str, int]] | None:
+    if entries is None:
         return None
     sums: dict[str, dict[str, int]] = {}
-    for each in found:
-        total = sums.setdefault(each["operation"], {"count": 0, "bytes": 0})
-        total["count"] += each["count"]
-        total["bytes"] += each["bytes"]
+    for entry in entries:
+        total = sums.setdefault(entry["operation"], {"count": 0, "bytes": 0})
+        total["count"] += entry["count"]
+        total["bytes"] += entry["bytes"]
     return sums

@@ -69,22 +69,22 @@ def median_phases(laps: Sequence[StepPhases]) -> StepPhases:
     return StepPhases(**{name: statistics.median(getattr(lap, name) for lap in laps) for name in NAMES})
 
 
-def phase_at_fault(measured: StepPhases, expected: StepPhases) -> str | None:
+def phase_at_fault(actual: StepPhases, expected: StepPhases) -> str | None:
     """Returns the phase that makes a step slower than expected; None if it is not slow."""
-    if measured.total < SLOW * expected.total:
+    if actual.total < SLOW * expected.total:
         return None
-    return max(PHASES, key=lambda phase: getattr(measured, phase) - getattr(expected, phase))
+    return max(PHASES, key=lambda phase: getattr(actual, phase) - getattr(expected, phase))
 
 
-def slow_step_text(measured: StepPhases, expected: StepPhases, calibrate: str) -> str:
+def slow_step_text(actual: StepPhases, expected: StepPhases, calibrate: str) -> str:
     """Returns the line that names the phase at fault; "" if a step is not slow. `calibrate` is a command."""
-    phase = phase_at_fault(measured, expected)
+    phase = phase_at_fault(actual, expected)
     if phase is None:
         return ""
-    share, usual = (getattr(each, phase) / each.total for each in (measured, expected))
+    share, usual = (getattr(phases, phase) / phases.total for phases in (actual, expected))
     remedy = _REMEDIES[phase] + ("" if phase in ("data", "host") else f", or measure anew with `{calibrate}`")
     return (
-        f"slower than expected, {time_text(measured.total)} a step for {time_text(expected.total)}: "
+        f"slower than expected, {time_text(actual.total)} a step for {time_text(expected.total)}: "
         f"{_TITLES[phase]} takes {percent_text(round(share, 2))} of a step; expected {percent_text(round(usual, 2))}: "
         f"{remedy}"
     )
@@ -92,23 +92,23 @@ def slow_step_text(measured: StepPhases, expected: StepPhases, calibrate: str) -
 
 def own_phases(phases: StepPhases, *, passes: bool) -> dict[str, float]:
     """Returns the phases in which a rank does its own work; `passes`: they do not hold the exchange."""
-    own = {"data": phases.data, "update": phases.update, "host": max(0.0, phases.host - phases.rank_wait)}
-    return {**own, "passes": phases.passes} if passes else own
+    rank_phases = {"data": phases.data, "update": phases.update, "host": max(0.0, phases.host - phases.rank_wait)}
+    return {**rank_phases, "passes": phases.passes} if passes else rank_phases
 
 
 def slowest_rank(ranks: Sequence[StepPhases], ways: Sequence[bool]) -> SlowRank | None:
     """Returns the rank whose own work takes longest; `ways` as `phases.comparisons` says. None of one rank."""
-    found = [_slowest_rank([own_phases(each, passes=passes) for each in ranks]) for passes in ways]
-    return max(found, key=lambda slow: slow.behind) if len(ranks) > 1 else None
+    slow_ranks = [_slowest_rank([own_phases(phases, passes=passes) for phases in ranks]) for passes in ways]
+    return max(slow_ranks, key=lambda slow: slow.behind) if len(ranks) > 1 else None
 
 
-def _slowest_rank(own: Sequence[Mapping[str, float]]) -> SlowRank:
-    slowest = max(range(len(own)), key=lambda rank: sum(own[rank].values()))
-    others = [*own[:slowest], *own[slowest + 1 :]] or own
-    usual = {phase: statistics.median(each[phase] for each in others) for phase in own[slowest]}
-    phase = max(usual, key=lambda phase: own[slowest][phase] - usual[phase])
-    behind = sum(own[slowest].values()) - statistics.median(sum(each.values()) for each in others)
-    return SlowRank(rank=slowest, behind=behind, phase=phase, seconds=own[slowest][phase], others=usual[phase])
+def _slowest_rank(rank_phases: Sequence[Mapping[str, float]]) -> SlowRank:
+    slowest = max(range(len(rank_phases)), key=lambda rank: sum(rank_phases[rank].values()))
+    other_ranks = [*rank_phases[:slowest], *rank_phases[slowest + 1 :]] or rank_phases
+    usual = {phase: statistics.median(phases[phase] for phases in other_ranks) for phase in rank_phases[slowest]}
+    phase = max(usual, key=lambda phase: rank_phases[slowest][phase] - usual[phase])
+    behind = sum(rank_phases[slowest].values()) - statistics.median(sum(phases.values()) for phases in other_ranks)
+    return SlowRank(rank=slowest, behind=behind, phase=phase, seconds=rank_phases[slowest][phase], others=usual[phase])
 
 
 def find_slow_rank(ranks: Sequence[StepPhases], ways: Sequence[bool]) -> SlowRank | None:
@@ -119,15 +119,15 @@ def find_slow_rank(ranks: Sequence[StepPhases], ways: Sequence[bool]) -> SlowRan
     return slowest
 
 
-def compared_phases(job: JobProgram, measured: Mapping[str, float] | None) -> dict[str, dict[str, float | None]]:
-    """Returns each phase of a step, predicted and measured; `measured` as a rank has left it."""
+def compared_phases(job: JobProgram, actual: Mapping[str, float] | None) -> dict[str, dict[str, float | None]]:
+    """Returns each phase of a step, predicted and measured; `actual` as a rank has left it."""
     within = exposed_within(job)
-    sides = job.expected, StepPhases(**measured) if measured is not None else None
-    predicted, found = (folded(each, within) if each is not None else None for each in sides)
-    shown = [phase for phase in PHASES if phase != "exposed" or not within]
+    sides = job.expected, StepPhases(**actual) if actual is not None else None
+    predicted, folded_actual = (folded(phases, within) if phases is not None else None for phases in sides)
+    names = [phase for phase in PHASES if phase != "exposed" or not within]
     return {
-        phase: {"predicted": getattr(predicted, phase, None), "measured": getattr(found, phase, None)}
-        for phase in shown
+        phase: {"predicted": getattr(predicted, phase, None), "measured": getattr(folded_actual, phase, None)}
+        for phase in names
     }
 
 
@@ -135,22 +135,22 @@ def phase_numbers(job: JobProgram, ranks: Sequence[StepPhases]) -> dict[str, flo
     """Returns the phases of rank 0, and where ranks differ the phases of the slowest, as a record has them."""
     if not ranks:
         return {}
-    shown = [phase for phase in PHASES if phase != "exposed" or (job.world_size > 1 and shows_exposed(job))]
-    numbers = {f"seconds.{phase}": getattr(ranks[0], phase) for phase in shown}
+    names = [phase for phase in PHASES if phase != "exposed" or (job.world_size > 1 and shows_exposed(job))]
+    numbers = {f"seconds.{phase}": getattr(ranks[0], phase) for phase in names}
     slowest = slowest_rank(ranks, comparisons(job))
     if slowest is not None and slowest.behind > DIFFERENT * ranks[slowest.rank].total:
         numbers["slowest.rank"] = slowest.rank
-        numbers |= {f"slowest.{phase}": getattr(ranks[slowest.rank], phase) for phase in shown}
+        numbers |= {f"slowest.{phase}": getattr(ranks[slowest.rank], phase) for phase in names}
     return numbers
 
 
 def slow_rank_text(slow: SlowRank, host: str) -> str:
     """Returns the line that names a slow rank."""
-    where = f" on {host}" if host else ""
+    host_text = f" on {host}" if host else ""
     remedy = "look what else runs there" if slow.phase in ("passes", "update") else _REMEDIES[slow.phase]
     return (
-        f"rank {slow.rank}{where} is slower than the others: {_TITLES[slow.phase]} takes {time_text(slow.seconds)} of "
-        f"its step, {time_text(slow.others)} at the median of the others: {remedy}"
+        f"rank {slow.rank}{host_text} is slower than the others: {_TITLES[slow.phase]} takes {time_text(slow.seconds)} "
+        f"of its step, {time_text(slow.others)} at the median of the others: {remedy}"
     )
 
 
@@ -180,8 +180,8 @@ class SlowStepWatch:
     def _slow_step(self) -> str:
         if self._expected is None or "step" in self._named:
             return ""
-        measured, expected = (folded(each, self._within) for each in (median_phases(self._laps), self._expected))
-        line = slow_step_text(measured, expected, self._calibrate)
+        actual, expected = (folded(phases, self._within) for phases in (median_phases(self._laps), self._expected))
+        line = slow_step_text(actual, expected, self._calibrate)
         self._named |= {"step"} if line else set()
         return line
 

@@ -111,13 +111,13 @@ class Tracker:
 
     def _at_rest(self) -> dict[int, tuple[int, str]]:
         """Returns the storages that are reached from model and optimizer, and gradients' that outlive their step."""
-        found: dict[int, tuple[int, str]] = {}
+        resting: dict[int, tuple[int, str]] = {}
 
         def add(tensor: object, kind: str) -> None:
             if isinstance(tensor, Tensor):
                 local = local_part(tensor)
                 if local.device.type == self._device.type and local.untyped_storage().nbytes():
-                    found.setdefault(local.untyped_storage().data_ptr(), (local.untyped_storage().nbytes(), kind))
+                    resting.setdefault(local.untyped_storage().data_ptr(), (local.untyped_storage().nbytes(), kind))
 
         for parameter in self._model.parameters():
             add(parameter, "parameters")
@@ -132,13 +132,13 @@ class Tracker:
         for buffer in self._received():
             add(buffer, "communication")
         for address, size in self._gradients.items():
-            found.setdefault(address, (size, "gradients"))
-        return found
+            resting.setdefault(address, (size, "gradients"))
+        return resting
 
     @contextlib.contextmanager
     def _gradients_noted(self) -> Iterator[None]:
         """Looks the gradients up when they are about to be freed."""
-        whole = self._optimizer.zero_grad
+        zero_grad = self._optimizer.zero_grad
 
         def noted(*arguments: Any, **named: Any) -> None:
             self._gradients = {}
@@ -148,7 +148,7 @@ class Tracker:
                     self._gradients[local.untyped_storage().data_ptr()] = local.untyped_storage().nbytes()
             with record_function(_UPDATED):
                 pass
-            whole(*arguments, **named)
+            zero_grad(*arguments, **named)
 
         self._optimizer.zero_grad = noted  # type: ignore[method-assign]
         try:
@@ -165,10 +165,10 @@ class Tracker:
         early = dict(self._gradients)  # gradients in storages that were there before the step
         for event in events:
             if event.address is None and event.phase != _UPDATED:
-                ended = [(event.phase, event.backward)]
+                phases_done = [(event.phase, event.backward)]
                 if event.backward:
-                    ended += [(_GATHERED, False), *([(_GATHERED, True)] if event.phase == _TAKEN_APART else [])]
-                for block in (block for phase in ended for block in phases.pop(phase, [])):
+                    phases_done += [(_GATHERED, False), *([(_GATHERED, True)] if event.phase == _TAKEN_APART else [])]
+                for block in (block for phase in phases_done for block in phases.pop(phase, [])):
                     block.until = block.until or event.time
                 continue
             if event.address is None:
@@ -177,9 +177,9 @@ class Tracker:
                     if address in open_blocks:
                         open_blocks[address].kind = "gradients"
                 continue
-            before = open_blocks.pop(event.address, None)
-            if before is not None:  # a new one begins there, so another thread has released it
-                before.end = event.time if event.size < 0 else min(event.time, before.until or event.time)
+            allocation = open_blocks.pop(event.address, None)
+            if allocation is not None:  # a new one begins there, so another thread has released it
+                allocation.end = event.time if event.size < 0 else min(event.time, allocation.until or event.time)
             else:
                 released.append((event.time, event.address))
             if event.size > 0:
@@ -194,30 +194,30 @@ class Tracker:
             else:
                 block.end = block.until
 
-        known = self._live | {address: (size, "gradients") for address, size in early.items()}
+        tracked = self._live | {address: (size, "gradients") for address, size in early.items()}
         # Buckets of the step before that are laid out anew are freed, unseen, before the new ones are made.
-        old = [address for address, (_, kind) in known.items() if kind == "gradients" and address not in early]
+        old = [address for address, (_, kind) in tracked.items() if kind == "gradients" and address not in early]
         anew = min((b.start for b in blocks if b.kind == "gradients" and b.end is None), default=None)
         if anew is not None:
             released.extend((anew, address) for address in old)
-        live = self._sums(known)
-        changes = [(time, 0, *known.pop(address), "") for time, address in sorted(released) if address in known]
+        live = self._sums(tracked)
+        changes = [(time, 0, *tracked.pop(address), "") for time, address in sorted(released) if address in tracked]
         self._note(live, sum(live.values()), "before the step")
         moves = [(time, order, -size, kind, "") for time, order, size, kind, _ in changes]
         moves += [(b.start, 1, b.size, b.kind, b.around) for b in blocks]
         moves += [(b.end, 0, -b.size, b.kind, "") for b in blocks if b.end is not None]
         now = sum(live.values())
-        for _, _, size, kind, around in sorted(moves, key=lambda move: move[:2]):
+        for _, _, size, kind, module in sorted(moves, key=lambda move: move[:2]):
             live[kind] += size
             now += size
             if size > 0:
-                self._note(live, now, around)
-        there = known.keys() | open_blocks.keys()
-        self._gradients = {address: size for address, size in self._gradients.items() if address in there}
+                self._note(live, now, module)
+        addresses = tracked.keys() | open_blocks.keys()
+        self._gradients = {address: size for address, size in self._gradients.items() if address in addresses}
 
-    def _note(self, live: dict[str, int], total: int, when: str) -> None:
+    def _note(self, live: dict[str, int], total: int, moment: str) -> None:
         if total > sum(self.peak.values()):
-            self.peak, self.when = dict(live), when
+            self.peak, self.when = dict(live), moment
 
     def _sums(self, storages: dict[int, tuple[int, str]]) -> dict[str, int]:
         sums = dict.fromkeys(KINDS, 0)
@@ -233,17 +233,17 @@ class Tracker:
         torch.cuda.synchronize(self._device)
         sums = self._sums(self._at_rest())
         state = {kind: sums[kind] for kind in _STATE}
-        held, most = torch.cuda.memory_allocated(self._device), torch.cuda.max_memory_allocated(self._device)
-        self.rest = state | {"others": held - sum(state.values())}
+        allocated, most = torch.cuda.memory_allocated(self._device), torch.cuda.max_memory_allocated(self._device)
+        self.rest = state | {"others": allocated - sum(state.values())}
         if most > sum(self.peak.values()):
             self.peak = state | {"others": most - sum(state.values())}
 
 
-def _flatten(event: Any, around: str, until: int | None, phase: str, into: list[_Event]) -> None:
+def _flatten(event: Any, module: str, until: int | None, phase: str, into: list[_Event]) -> None:
     """Collects the allocations and marks of an event tree, each with the events around it."""
     if is_allocation(event):
         fields = event.extra_fields
-        into.append(_Event(event.start_time_ns, fields.ptr, fields.alloc_size, around, until, phase))
+        into.append(_Event(event.start_time_ns, fields.ptr, fields.alloc_size, module, until, phase))
         return
     name = event.name
     if name.startswith("FSDP::"):
@@ -251,12 +251,12 @@ def _flatten(event: Any, around: str, until: int | None, phase: str, into: list[
     if name == _UPDATED or name.startswith("FSDP::"):
         mark = _UPDATED if name == _UPDATED else phase
         time = event.start_time_ns + (event.duration_time_ns if mark == _TAKEN_APART else 0)
-        into.append(_Event(time, None, 0, around, None, mark))
+        into.append(_Event(time, None, 0, module, None, mark))
     if name.startswith("c10d::"):
         until = event.start_time_ns + event.duration_time_ns
-    within = f"{around} > {name}" if around else name
-    for child, told in zip(event.children, _until_told(event), strict=True):
-        _flatten(child, within, until or told, phase, into)
+    within = f"{module} > {name}" if module else name
+    for child, end_of_child in zip(event.children, _until_told(event), strict=True):
+        _flatten(child, within, until or end_of_child, phase, into)
 
 
 def _until_told(event: Any) -> list[int | None]:
@@ -264,12 +264,12 @@ def _until_told(event: Any) -> list[int | None]:
     DistributedDataParallel lays out its buckets anew it broadcasts the layout in two tensors, which a thread of gloo's
     may free.
     """
-    told: list[int | None] = [None] * len(event.children)
+    ends: list[int | None] = [None] * len(event.children)
     if event.name == "DistributedDataParallel.forward":
         end = None
-        for at, child in reversed(list(enumerate(event.children))):
+        for position, child in reversed(list(enumerate(event.children))):
             if child.name == "c10d::broadcast_":
                 end = child.start_time_ns + child.duration_time_ns
             elif child.name == "aten::empty":
-                told[at] = end
-    return told
+                ends[position] = end
+    return ends
