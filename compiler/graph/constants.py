@@ -416,7 +416,7 @@ def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
         fused=fused_on(job, analysis.layout, analysis.sharding, analysis.model),
         no_decay=job.train.no_decay,
         groups=tuple(_group(job, each) for each in job.train.groups),
-        arguments=arguments_of(optimizer, without=optimizer.apart) | optimizer.more,
+        arguments=arguments_of(optimizer, excluded=optimizer.apart) | optimizer.more,
         line=short_line(optimizer.span),
     )
 
@@ -455,7 +455,7 @@ def _in_steps(name: str, value: Any, workload: Workload) -> Any:
 def average_step(average: c.EMA | None, workload: Workload) -> p.AverageStep | None:
     if average is None:
         return None
-    values = arguments_of(average, without=("every", "after"))
+    values = arguments_of(average, excluded=("every", "after"))
     every = in_steps(average.every, workload) or 1
     after = (in_steps(average.after, workload) or 0) if average.after.value else 0
     return p.AverageStep(**values, every=every, after=after)

@@ -35,36 +35,36 @@ def attention(spec: s.Attention, x: Value, t: Tape) -> Value:
     head = width // spec.heads
     t.module(".Attention", head_dim=head, causal=spec.causal)
     qkv = t.child("qkv", s.Linear(features=3 * width, bias=spec.bias, **argument_spans(spec)), x)
-    length, own = qkv.shape[0], qkv.shape[1] // 3  # of this rank's heads
-    _count_products(length, own, t, backward=qkv.grad)
+    length, own_width = qkv.shape[0], qkv.shape[1] // 3  # of this rank's heads
+    _count_products(length, own_width, t, backward=qkv.grad)
     # Splitting shares the memory; the gradients of the parts are made separately and then joined.
     parts = t.operation(qkv, gives=qkv.new(*qkv.shape), view=True)
-    taken = [parts]
+    inputs = [parts]
     if t.around.pieces > 1:
-        taken.append(_of_all_pieces(parts, own, t))
+        inputs.append(_of_all_pieces(parts, own_width, t))
         if qkv.grad:
-            t.keep(taken[-1])
+            t.keep(inputs[-1])
         t.masks += length * length // t.around.pieces if spec.causal else 0
     if qkv.grad:
         t.keep(qkv)
-    result = _attended(tuple(taken), length, own, head, t)
+    result = _attended(tuple(inputs), length, own_width, head, t)
     y = t.child("output", s.Linear(features=width, bias=spec.bias, **argument_spans(spec)), result)
     return t.child("dropout", s.Dropout(p=spec.dropout, **argument_spans(spec)), y) if spec.dropout else y
 
 
 def _separate(spec: s.Attention, x: Value, t: Tape) -> Value:
     """Attention whose queries, keys and values have projections of their own, keys and values with fewer heads."""
-    width, here = x.shape[1], argument_spans(spec)
+    width, spans = x.shape[1], argument_spans(spec)
     head, kv_heads = _head_dim(spec, x, t), spec.kv_heads if spec.kv_heads is not None else spec.heads
     if spec.heads % kv_heads:
-        near = [n for n in range(1, spec.heads + 1) if spec.heads % n == 0]
+        divisors = [n for n in range(1, spec.heads + 1) if spec.heads % n == 0]
         t.fail(
             "E0222",
             f"{spec.heads} heads of queries cannot share {kv_heads} of keys and values",
             spec,
             "kv_heads",
             label=division(spec.heads, kv_heads),
-            help=remedy("a number that divides `heads`: ", either_argument(spec.span, "kv_heads", near, ", ")),
+            help=remedy("a number that divides `heads`: ", either_argument(spec.span, "kv_heads", divisors, ", ")),
         )
     _check_rotation(spec, head, t)
     arguments = {"rope_theta": spec.rope_theta, "rope_scaling": _scaling(spec.rope_scaling, spec, t)}
@@ -74,33 +74,37 @@ def _separate(spec: s.Attention, x: Value, t: Tape) -> Value:
         causal=spec.causal,
         **{name: value for name, value in (*arguments.items(), ("window", spec.window)) if value is not None},
     )
-    q = t.child("q_proj", s.Linear(features=spec.heads * head, bias=spec.bias, **here), x)
-    k = t.child("k_proj", s.Linear(features=kv_heads * head, bias=spec.bias, **here), x)
-    v = t.child("v_proj", s.Linear(features=kv_heads * head, bias=spec.bias, **here), x)
-    length, own, kept = q.shape[0], q.shape[1], k.shape[1]  # of this rank's heads
+    q = t.child("q_proj", s.Linear(features=spec.heads * head, bias=spec.bias, **spans), x)
+    k = t.child("k_proj", s.Linear(features=kv_heads * head, bias=spec.bias, **spans), x)
+    v = t.child("v_proj", s.Linear(features=kv_heads * head, bias=spec.bias, **spans), x)
+    length, own_width, key_width = q.shape[0], q.shape[1], k.shape[1]  # of this rank's heads
     if spec.qk_norm:
-        norm = s.RMSNorm(eps=spec.norm_eps, **here)
-        q = t.child("q_norm", norm, q.view(length, own // head, head, sequence=True)).view(length, own, sequence=True)
-        k = t.child("k_norm", norm, k.view(length, kept // head, head, sequence=True)).view(length, kept, sequence=True)
+        norm = s.RMSNorm(eps=spec.norm_eps, **spans)
+        q = t.child("q_norm", norm, q.view(length, own_width // head, head, sequence=True)).view(
+            length, own_width, sequence=True
+        )
+        k = t.child("k_norm", norm, k.view(length, key_width // head, head, sequence=True)).view(
+            length, key_width, sequence=True
+        )
     if spec.rope_theta is not None:
         q, k = _rotated(q, t), _rotated(k, t)
         t.masks += length * head // t.around.pieces  # cosines and sines of the positions
-    _count_products(length, own, t, backward=any(each.grad for each in (q, k, v)))
+    _count_products(length, own_width, t, backward=any(projection.grad for projection in (q, k, v)))
     if spec.window is not None and spec.window < length and t.around.pieces == 1:
         t.masks += length * length
-    graded = any(each.grad for each in (q, k, v))
+    graded = any(projection.grad for projection in (q, k, v))
     if graded:
         t.keep(q)
-    taken = [q, k, v]
+    inputs = [q, k, v]
     if t.around.pieces > 1:
-        keys_and_values = t.operation(k, v, gives=k.new(length, 2 * kept, grad=k.grad or v.grad))
-        taken = [q, _of_all_pieces(keys_and_values, kept, t, stacked=True)]
+        keys_and_values = t.operation(k, v, gives=k.new(length, 2 * key_width, grad=k.grad or v.grad))
+        inputs = [q, _of_all_pieces(keys_and_values, key_width, t, stacked=True)]
         t.masks += length * length // t.around.pieces if spec.causal else 0
-    for each in taken[1:] if graded else ():
-        t.keep(each)
-    result = _attended(taken, length, own, head, t)
-    y = t.child("o_proj", s.Linear(features=width, bias=spec.bias, **here), result)
-    return t.child("dropout", s.Dropout(p=spec.dropout, **here), y) if spec.dropout else y
+    for projected in inputs[1:] if graded else ():
+        t.keep(projected)
+    result = _attended(inputs, length, own_width, head, t)
+    y = t.child("o_proj", s.Linear(features=width, bias=spec.bias, **spans), result)
+    return t.child("dropout", s.Dropout(p=spec.dropout, **spans), y) if spec.dropout else y
 
 
 def _rotated(x: Value, t: Tape) -> Value:
@@ -109,34 +113,34 @@ def _rotated(x: Value, t: Tape) -> Value:
     return t.operation(halves, gives=x.new(*x.shape))
 
 
-def _count_products(length: int, own: int, t: Tape, *, backward: bool) -> None:
+def _count_products(length: int, own_width: int, t: Tape, *, backward: bool) -> None:
     """Counts scores and their use: one product each, with two in the backward pass."""
-    t.forward += 4 * length * length * own
-    t.backward += 8 * length * length * own * backward
+    t.forward += 4 * length * length * own_width
+    t.backward += 8 * length * length * own_width * backward
 
 
-def _attended(taken: Sequence[Value], length: int, own: int, head: int, t: Tape) -> Value:
+def _attended(inputs: Sequence[Value], length: int, own_width: int, head: int, t: Tape) -> Value:
     """Returns the result of torch's attention, which keeps it and the logarithm of each softmax's sum."""
-    graded = any(each.grad for each in taken)
-    result = t.computed(taken[0].new(length, own, grad=graded, sequence=True))
-    rows = 4 * length * (own // head)
+    graded = any(input_value.grad for input_value in inputs)
+    result = t.computed(inputs[0].new(length, own_width, grad=graded, sequence=True))
+    rows = 4 * length * (own_width // head)
     if graded:
         t.keep(result)
         t.keep_bytes(rows, rows)
-    t.operation(*taken, gives=result)
+    t.operation(*inputs, gives=result)
     t.float32.products += rows
     t.autocast.products += rows
     return result
 
 
-def _of_all_pieces(parts: Value, own: int, t: Tape, *, stacked: bool = False) -> Value:
+def _of_all_pieces(parts: Value, own_width: int, t: Tape, *, stacked: bool = False) -> Value:
     """Returns keys and values of the whole sequence, for a rank of the context axis, which works on a piece. They are
     stacked, gathered, and put into the order of the positions. The sizes cover all ranks' pieces together.
     """
     length, pieces = parts.shape[0], t.around.pieces
-    whole_parts = parts if stacked else t.operation(parts, gives=parts.new(length, 2 * own))
-    gathered = t.operation(whole_parts, gives=parts.new(pieces * length, 2 * own))
-    return t.operation(gathered, gives=parts.new(pieces * length, 2 * own))
+    whole_parts = parts if stacked else t.operation(parts, gives=parts.new(length, 2 * own_width))
+    gathered = t.operation(whole_parts, gives=parts.new(pieces * length, 2 * own_width))
+    return t.operation(gathered, gives=parts.new(pieces * length, 2 * own_width))
 
 
 def _wants_heads(spec: Call, x: Value, t: Tape, heads: int) -> None:
@@ -220,9 +224,9 @@ def gated_mlp(spec: s.GatedMLP, x: Value, t: Tape) -> Value:
     wants_numbers(spec, x, t)
     if not x.shape:
         t.fail("E0201", "`gated_mlp` works on the last dim, and one number without dims comes in", spec)
-    width, here = x.shape[-1], argument_spans(spec)
+    width, spans = x.shape[-1], argument_spans(spec)
     t.module(".GatedMLP")
-    up = s.Linear(features=spec.hidden, bias=spec.bias, **here)
+    up = s.Linear(features=spec.hidden, bias=spec.bias, **spans)
     gate = t.child("act_fn", activation_of(spec.activation, spec), t.child("gate_proj", up, x))
     y = t.child("up_proj", up, x)
     if y.grad:
@@ -230,39 +234,39 @@ def gated_mlp(spec: s.GatedMLP, x: Value, t: Tape) -> Value:
     if gate.grad:
         t.keep(y)
     y = t.operation(gate, y, gives=y.new(*y.shape, grad=gate.grad or y.grad))
-    return t.child("down_proj", s.Linear(features=width, bias=spec.bias, **here), y)
+    return t.child("down_proj", s.Linear(features=width, bias=spec.bias, **spans), y)
 
 
 @layer(s.TransformerBlock, recomputable=True)
 def transformer_block(spec: s.TransformerBlock, x: Value, t: Tape) -> Value:
     wants_sequence(spec, x, t)
     _wants_heads(spec, x, t, spec.heads)
-    width, here = x.shape[-1], argument_spans(spec)
+    width, spans = x.shape[-1], argument_spans(spec)
     t.module(".TransformerBlock")
-    norm = s.LayerNorm(bias=spec.bias, **here)
+    norm = s.LayerNorm(bias=spec.bias, **spans)
     y = t.child("attention_norm", norm, x)
     y = t.child(
         "attention",
-        s.Attention(heads=spec.heads, causal=spec.causal, bias=spec.bias, dropout=spec.dropout, **here),
+        s.Attention(heads=spec.heads, causal=spec.causal, bias=spec.bias, dropout=spec.dropout, **spans),
         y,
     )
     x = t.operation(x, y, gives=added(x, y), adds=True)
     y = t.child("mlp_norm", norm, x)
     with t.inside("mlp"):
-        y = t.child("up", s.Linear(features=spec.ratio * width, bias=spec.bias, **here), y)
-        y = t.child("activation", s.GELU(**here), y)
-        y = t.child("down", s.Linear(features=width, bias=spec.bias, **here), y)
+        y = t.child("up", s.Linear(features=spec.ratio * width, bias=spec.bias, **spans), y)
+        y = t.child("activation", s.GELU(**spans), y)
+        y = t.child("down", s.Linear(features=width, bias=spec.bias, **spans), y)
         if spec.dropout:
-            y = t.child("dropout", s.Dropout(p=spec.dropout, **here), y)
+            y = t.child("dropout", s.Dropout(p=spec.dropout, **spans), y)
     return t.operation(x, y, gives=added(x, y), adds=True)
 
 
 @layer(s.LlamaBlock, recomputable=True)
 def llama_block(spec: s.LlamaBlock, x: Value, t: Tape) -> Value:
     wants_sequence(spec, x, t)
-    here = argument_spans(spec)
+    spans = argument_spans(spec)
     t.module(".LlamaBlock")
-    norm = s.RMSNorm(eps=spec.norm_eps, **here)
+    norm = s.RMSNorm(eps=spec.norm_eps, **spans)
     attention = s.Attention(
         heads=spec.heads,
         causal=True,
@@ -274,7 +278,7 @@ def llama_block(spec: s.LlamaBlock, x: Value, t: Tape) -> Value:
         window=spec.window,
         qk_norm=spec.qk_norm,
         norm_eps=spec.norm_eps if spec.qk_norm else 1e-6,
-        **here,
+        **spans,
     )
     gated = s.GatedMLP(
         hidden=spec.hidden, activation=spec.activation, bias=spec.mlp_bias, **argument_spans(spec, bias="mlp_bias")

@@ -69,7 +69,7 @@ def locate_paths(step: Step, folder: str) -> Step:
         case p.ModuleStep() | p.InitStep() | p.PipelineStep():  # many, and without a path
             return step
         case tuple():
-            return tuple(locate_paths(each, folder) for each in step)  # type: ignore[return-value]
+            return tuple(locate_paths(item, folder) for item in step)  # type: ignore[return-value]
         case p.PythonFunction() | p.TransformersStep():
             changed = {"folder": resolved(step.folder, folder)}
         case p.WeightsStep():
@@ -90,7 +90,7 @@ def locate_paths(step: Step, folder: str) -> Step:
 
 def _locate_argument(value: Any, folder: str) -> Any:
     if isinstance(value, tuple):
-        return tuple(_locate_argument(each, folder) for each in value)
+        return tuple(_locate_argument(item, folder) for item in value)
     return resolved(value, folder) if value and is_path(value) else value
 
 
@@ -105,9 +105,9 @@ def python_function(call: c.PythonCall) -> p.PythonFunction:
     )
 
 
-def arguments_of(call: Call, without: tuple[str, ...] = ()) -> dict[str, Any]:
+def arguments_of(call: Call, excluded: tuple[str, ...] = ()) -> dict[str, Any]:
     """Returns a call's arguments by name."""
-    return {f.name: getattr(call, f.name) for f in fields(type(call)) if f.name not in without}
+    return {f.name: getattr(call, f.name) for f in fields(type(call)) if f.name not in excluded}
 
 
 def precision_step(job: JobSpec) -> p.PrecisionStep:
@@ -133,9 +133,9 @@ def transformers_step(job: JobSpec, network: TransformersNetwork, source: Source
     kind = "causal_lm" if not single else "image_classification"
     if single and input is not None and input.dtype == "int64":
         kind = "sequence_classification"
-    written = written_task(network, job.folder)
-    if structured or (kind == "causal_lm" and written == "masked_lm"):
-        kind = written or ""
+    task = written_task(network, job.folder)
+    if structured or (kind == "causal_lm" and task == "masked_lm"):
+        kind = task or ""
     return p.TransformersStep(
         name=network.path,
         kind=network.task or kind,  # type: ignore[arg-type]
@@ -151,10 +151,10 @@ def transformers_step(job: JobSpec, network: TransformersNetwork, source: Source
 def loss_step(job: JobSpec, source: SourceFacts, output: TensorFact | None = None) -> p.LossStep:
     """Returns the step of the loss. `output` is one sample of the network's."""
     loss = job.model.loss
-    first = {"classes": "first"} if output is not None and classes_come_first(output, source) else {}
+    class_order = {"classes": "first"} if output is not None and classes_come_first(output, source) else {}
     return p.LossStep(
         kind=loss.word,  # type: ignore[arg-type]
-        arguments=_loss_arguments(job, loss) | first,
+        arguments=_loss_arguments(job, loss) | class_order,
         counts=loss_divisor(job, source),
         ignore=ignored(job, source),
         python=python_function(loss) if isinstance(loss, c.PythonLoss) else None,
@@ -199,6 +199,6 @@ def metric_step(metric: Call) -> p.MetricStep:
     if isinstance(metric, m.PythonMetric):
         return p.MetricStep(kind="python", name=name, python=python_function(metric))
     if isinstance(metric, m.TorchMetric):
-        given = {name: "none" if value == "each" else value for name, value in arguments_of(metric).items()}
-        return p.MetricStep(kind="torchmetrics", name=name, torchmetrics=metric.torch_class, arguments=given)
+        arguments = {name: "none" if value == "each" else value for name, value in arguments_of(metric).items()}
+        return p.MetricStep(kind="torchmetrics", name=name, torchmetrics=metric.torch_class, arguments=arguments)
     return p.MetricStep(kind=metric.word, name=name)  # type: ignore[arg-type]

@@ -106,24 +106,24 @@ def convolution(spec: AnyConv, x: Value, t: Tape) -> Value:
     if spec.bias:
         t.parameter("bias", (spec.channels,), "uniform", -bound, bound)
     # Unlike a product, torch's convolution keeps its input for the gradient of the input alone, too.
-    kept = x.grad or t.trains("weight")
-    return t.product(x, prod(size) * prod(weight), spec.channels, *size, keeps_input=kept)
+    keeps_input = x.grad or t.trains("weight")
+    return t.product(x, prod(size) * prod(weight), spec.channels, *size, keeps_input=keeps_input)
 
 
 def wants_channels(spec: Call, x: Value, t: Tape, dims: int) -> None:
     """Refuses an input that is not (channels, …) with `dims` further dims."""
-    wanted = ("(channels, length)", "(channels, height, width)")[dims - 1]
+    shape_text = ("(channels, length)", "(channels, height, width)")[dims - 1]
     if len(x.shape) != dims + 1:
         t.fail(
             "E0201",
-            f"`{spec.word}` works on {wanted}, and {x} comes in",
+            f"`{spec.word}` works on {shape_text}, and {x} comes in",
             spec,
             help=_advice(len(x.shape), spec.word, dims),
         )
     if x.sequence:
         t.warn(
             "W0203",
-            f"`{spec.word}` works on {wanted}, and takes the {plural(x.shape[0], 'position')} of {x} for channels",
+            f"`{spec.word}` works on {shape_text}, and takes the {plural(x.shape[0], 'position')} of {x} for channels",
             spec,
         )
 
@@ -147,9 +147,9 @@ def _in_torchs_order(spec: AnyConv | AnyPool, x: Value) -> str:
     by_place = [name for name, place in spec.places.items() if place.name == place.value]
     if by_place[:3] != ["channels", "kernel", "stride"]:
         return ""
-    meant = ", ".join(str(getattr(spec, name)) for name in by_place[1:])
-    written = f"{spec.word}({meant})"
-    return remedy("the number of input channels is known: write ", replace_text(spec.span, written))
+    arguments = ", ".join(str(getattr(spec, name)) for name in by_place[1:])
+    call_text = f"{spec.word}({arguments})"
+    return remedy("the number of input channels is known: write ", replace_text(spec.span, call_text))
 
 
 def windows(spec: AnyConv | AnyPool, x: Value, t: Tape, stride: int) -> tuple[int, ...]:
@@ -244,9 +244,9 @@ def batch_norm(spec: s.BatchNorm, x: Value, t: Tape) -> Value:
     t.buffer("running_mean", (channels,), "float32")
     t.buffer("running_var", (channels,), "float32")
     t.buffer("num_batches_tracked", (), "int64")
-    around, values = t.around, prod(x.shape[1:])
-    around.batch_norm_sync.add(spec.sync)
-    around.batch_norm_values = min(values, around.batch_norm_values or values)
+    surroundings, values = t.around, prod(x.shape[1:])
+    surroundings.batch_norm_sync.add(spec.sync)
+    surroundings.batch_norm_values = min(values, surroundings.batch_norm_values or values)
     if x.grad or t.trains():
         t.keep(x)
     return x.new(*x.shape, grad=x.grad or t.trains())
@@ -301,11 +301,11 @@ ACTIVATIONS: dict[str, type[Call]] = {
 }
 
 
-def activation_of(name: str, whole: Call) -> Call:
-    """Returns the activation of this name, at the place of the layer or network `whole`."""
+def activation_of(name: str, enclosing_call: Call) -> Call:
+    """Returns the activation of this name, at the place of the layer or network `enclosing_call`."""
     if name == "gelu_tanh":
-        return s.GELU(approximate="tanh", **argument_spans(whole))
-    return ACTIVATIONS[name](**argument_spans(whole))
+        return s.GELU(approximate="tanh", **argument_spans(enclosing_call))
+    return ACTIVATIONS[name](**argument_spans(enclosing_call))
 
 
 def _activation(spec: Call, x: Value, t: Tape, kind: str, *, result: bool = False, **arguments: object) -> Value:

@@ -64,7 +64,7 @@ def build(model: ModelSpec, source: SourceFacts, context: int | None) -> Finding
 
 def _frozen(graph: ModelGraph, model: ModelSpec) -> frozenset[str]:
     """Returns all names of the parameters that `freeze` matches."""
-    return frozenset(n for first in graph.names.matching(model.freeze) for n in graph.names.all_names(first))
+    return frozenset(n for first_name in graph.names.matching(model.freeze) for n in graph.names.all_names(first_name))
 
 
 def _graph(
@@ -73,20 +73,20 @@ def _graph(
     """Returns the graph of a network with these parameters frozen; None if it yields an error."""
     network = model.network
     assert not isinstance(network, s.PythonNetwork | s.TransformersNetwork)
-    around = Surroundings(source=source, network=network if isinstance(network, Call) else None, frozen=frozen)
+    surroundings = Surroundings(source=source, network=network if isinstance(network, Call) else None, frozen=frozen)
     expansion = Expansion(layers=())
     try:
         if isinstance(network, Call):
             expansion = expand(network, source)
-            around.initialise = expansion.initialise
-            output = _run_named(expansion.layers, entry(fact), around)
+            surroundings.initialise = expansion.initialise
+            output = _run_named(expansion.layers, entry(fact), surroundings)
         else:
-            output = _run_list(network, entry(fact), around)
-            expansion = Expansion(layers=(), ties=_ties(around))
+            output = _run_list(network, entry(fact), surroundings)
+            expansion = Expansion(layers=(), ties=_ties(surroundings))
     except LayerInputError as misfit:
         yield misfit.diagnostic
         return None
-    if not around.inits:
+    if not surroundings.inits:
         yield Diagnostic(
             "E0217",
             "the network has no parameters: there is nothing to train",
@@ -94,22 +94,22 @@ def _graph(
             help="add a layer that learns, such as `linear(10)`",
         )
         return None
-    if not (yield from passes(check_output(model, around.nodes[-1], output, source, around.suspects))):
+    if not (yield from passes(check_output(model, surroundings.nodes[-1], output, source, surroundings.suspects))):
         return None
-    yield from around.warnings
+    yield from surroundings.warnings
     ties = dict(expansion.ties)
-    nodes = [_tied(node, ties) for node in around.nodes] if ties else around.nodes
+    nodes = [_tied(node, ties) for node in surroundings.nodes] if ties else surroundings.nodes
     return ModelGraph(
         layers=tuple(nodes),
-        root=ModuleStep(name="", kind="Sequential", children=_tree(around.steps)),
-        inits=tuple(init for init in around.inits if init.parameter not in ties),
+        root=ModuleStep(name="", kind="Sequential", children=_tree(surroundings.steps)),
+        inits=tuple(init for init in surroundings.inits if init.parameter not in ties),
         ties=expansion.ties,
         input=fact,
         output=output.fact,
-        batch_norm=bool(around.batch_norm_sync),
-        unsynced_batch_norm=False in around.batch_norm_sync,
-        batch_norm_values=around.batch_norm_values,
-        noise=around.noise,
+        batch_norm=bool(surroundings.batch_norm_sync),
+        unsynced_batch_norm=False in surroundings.batch_norm_sync,
+        batch_norm_values=surroundings.batch_norm_values,
+        noise=surroundings.noise,
         parameters=sum(parameter.count for node in nodes for parameter in node.parameters),
     )
 
@@ -127,21 +127,23 @@ def share_out(
     """Returns `graph` with its layers as on one rank: of a tensor axis, with `styles` by module, and of a context axis
     of `pieces` ranks. `on_cpu`: ranks exchange tensors over gloo.
     """
-    network, found = model.network, dict[str, list[TensorStyle]]()
+    network, styles_by_layer = model.network, dict[str, list[TensorStyle]]()
     assert not isinstance(network, s.PythonNetwork | s.TransformersNetwork)
     for name, style in styles:
-        found.setdefault(name, []).append(style)
+        styles_by_layer.setdefault(name, []).append(style)
     frozen = _frozen(graph, model)
-    around = Surroundings(source=source, ranks=ranks, styles=found, on_cpu=on_cpu, pieces=pieces, frozen=frozen)
+    surroundings = Surroundings(
+        source=source, ranks=ranks, styles=styles_by_layer, on_cpu=on_cpu, pieces=pieces, frozen=frozen
+    )
     try:
         if isinstance(network, Call):
-            output = _run_named(expand(network, source).layers, entry(graph.input), around)
+            output = _run_named(expand(network, source).layers, entry(graph.input), surroundings)
         else:
-            output = _run_list(network, entry(graph.input), around)
+            output = _run_list(network, entry(graph.input), surroundings)
     except LayerInputError:
         return graph  # sizes that cannot be shared: the rules report them
     ties = dict(graph.ties)
-    return replace(graph, shared=tuple(_tied(node, ties) for node in around.nodes), shared_output=output.shape)
+    return replace(graph, shared=tuple(_tied(node, ties) for node in surroundings.nodes), shared_output=output.shape)
 
 
 def share_out_traced(graph: ModelGraph, plan: TensorPlan, ranks: int, pieces: int) -> ModelGraph:
@@ -156,21 +158,21 @@ def share_out_traced(graph: ModelGraph, plan: TensorPlan, ranks: int, pieces: in
     kinds = {name: style for name, style in plan.styles if style in (TensorStyle.COLUMN, TensorStyle.ROW)}
     layers = []
     for layer in graph.layers:
-        between = [
+        unshared = [
             call.output if kinds[call.module] is TensorStyle.COLUMN else call.input
             for call in calls.get(layer.name, ())
             if call.module in kinds
         ]
-        less = sum(fact.numbers for fact in between) * 4 * (ranks - 1) // ranks
+        less = sum(fact.numbers for fact in unshared) * 4 * (ranks - 1) // ranks
         parameters = tuple(replace(q, shape=shape(q)) for q in layer.parameters)
-        count, whole = sum(q.count for q in parameters), sum(q.count for q in layer.parameters)
+        count, all_numbers = sum(q.count for q in parameters), sum(q.count for q in layer.parameters)
         forward = work.get(layer.name, layer.forward_flops)
-        kept, weights = max(1 / ranks, 1 - less / max(1, layer.float32.saved)), count / max(1, whole)
+        kept_share, weights = max(1 / ranks, 1 - less / max(1, layer.float32.saved)), count / max(1, all_numbers)
         layers.append(
             replace(
                 layer,
-                float32=_scaled(layer.float32, kept, weights),
-                autocast=_scaled(layer.autocast, kept, weights),
+                float32=_scaled(layer.float32, kept_share, weights),
+                autocast=_scaled(layer.autocast, kept_share, weights),
                 parameters=parameters,
                 forward_flops=forward,
                 backward_flops=layer.backward_flops * forward // max(1, layer.forward_flops),
@@ -187,55 +189,58 @@ def share_out_traced(graph: ModelGraph, plan: TensorPlan, ranks: int, pieces: in
     )
 
 
-def _scaled(found: LayerMemory, kept: float, weights: float) -> LayerMemory:
-    working = found.working and _scaled_working(found.working, kept, weights)
-    return replace(found, saved=int(kept * found.saved), saved_input=int(kept * found.saved_input), working=working)
+def _scaled(memory: LayerMemory, kept_share: float, weights: float) -> LayerMemory:
+    working = memory.working and _scaled_working(memory.working, kept_share, weights)
+    return replace(
+        memory, saved=int(kept_share * memory.saved), saved_input=int(kept_share * memory.saved_input), working=working
+    )
 
 
-def _scaled_working(found: Working, kept: float, weights: float) -> Working:
+def _scaled_working(working: Working, kept_share: float, weights: float) -> Working:
     return Working(
-        forward=int(kept * found.forward),
-        dropping=int(kept * found.dropping),
-        copied=int(weights * found.copied),
-        backward=_scaled_moments(found.backward, kept, weights),
-        halves=found.halves and _scaled_halves(found.halves, kept, weights),
-        cast=int(weights * found.cast),
+        forward=int(kept_share * working.forward),
+        dropping=int(kept_share * working.dropping),
+        copied=int(weights * working.copied),
+        backward=_scaled_moments(working.backward, kept_share, weights),
+        halves=working.halves and _scaled_halves(working.halves, kept_share, weights),
+        cast=int(weights * working.cast),
     )
 
 
-def _scaled_halves(found: Halves, kept: float, weights: float) -> Halves:
+def _scaled_halves(halves: Halves, kept_share: float, weights: float) -> Halves:
     return Halves(
-        gradients=int(kept * found.gradients),
-        most=int(kept * found.most),
-        left=int(kept * found.left),
-        copied=int(weights * found.copied),
-        first=int(kept * found.first),
-        passed=int(kept * found.passed),
-        tail=int(kept * found.tail),
-        freed=int(kept * found.freed),
-        moments=_scaled_moments(found.moments, kept, weights),
+        gradients=int(kept_share * halves.gradients),
+        most=int(kept_share * halves.most),
+        left=int(kept_share * halves.left),
+        copied=int(weights * halves.copied),
+        first=int(kept_share * halves.first),
+        passed=int(kept_share * halves.passed),
+        tail=int(kept_share * halves.tail),
+        freed=int(kept_share * halves.freed),
+        moments=_scaled_moments(halves.moments, kept_share, weights),
     )
 
 
-def _scaled_moments(moments: tuple[WorkingSet, ...], kept: float, weights: float) -> tuple[WorkingSet, ...]:
+def _scaled_moments(moments: tuple[WorkingSet, ...], kept_share: float, weights: float) -> tuple[WorkingSet, ...]:
     return tuple(
-        WorkingSet(int(kept * m.bytes), *(int(weights * n) for n in (m.weights, m.copies, m.made))) for m in moments
+        WorkingSet(int(kept_share * m.bytes), *(int(weights * n) for n in (m.weights, m.copies, m.made)))
+        for m in moments
     )
 
 
 # -------------------------------------------------------------------------------------------------------- private
 
 
-def _run_list(network: Sequence[Call], x: Value, around: Surroundings) -> Value:
+def _run_list(network: Sequence[Call], x: Value, surroundings: Surroundings) -> Value:
     numbers = count()
-    return unroll(around, network, x, lambda spec, y: record(around, str(next(numbers)), spec, y))
+    return unroll(surroundings, network, x, lambda spec, y: record(surroundings, str(next(numbers)), spec, y))
 
 
-def _ties(around: Surroundings) -> tuple[tuple[str, str], ...]:
+def _ties(surroundings: Surroundings) -> tuple[tuple[str, str], ...]:
     """Returns the weight of the last layer, and the weight of the embedding that it shares. Raises LayerInputError."""
-    tables = [node for node in around.nodes if node.kind == "embedding"]
-    for name, shape, spec in around.tied:
-        if name != f"{around.nodes[-1].name}.weight" or len(tables) != 1:
+    tables = [node for node in surroundings.nodes if node.kind == "embedding"]
+    for name, shape, spec in surroundings.tied:
+        if name != f"{surroundings.nodes[-1].name}.weight" or len(tables) != 1:
             fault = "only the last layer can share the weight of an embedding"
             if len(tables) != 1:
                 fault = f"the network has {plural(len(tables), 'embedding')}, and `tie` needs one"
@@ -258,12 +263,12 @@ def _ties(around: Surroundings) -> tuple[tuple[str, str], ...]:
                     help="as many features as tokens, and an input as wide as the embedding",
                 )
             )
-    return tuple((name, tables[0].parameters[0].name) for name, _, _ in around.tied)
+    return tuple((name, tables[0].parameters[0].name) for name, _, _ in surroundings.tied)
 
 
-def _run_named(layers: Sequence[tuple[str, Call]], x: Value, around: Surroundings) -> Value:
+def _run_named(layers: Sequence[tuple[str, Call]], x: Value, surroundings: Surroundings) -> Value:
     for name, spec in layers[: LAYERS.most]:
-        x = record(around, name, spec, x)
+        x = record(surroundings, name, spec, x)
     if len(layers) > LAYERS.most:
         raise LayerInputError(too_many(layers[0][1].span))
     return x
@@ -271,15 +276,15 @@ def _run_named(layers: Sequence[tuple[str, Call]], x: Value, around: Surrounding
 
 def _tree(steps: Sequence[tuple[str, ModuleStep]]) -> tuple[ModuleStep, ...]:
     """Returns modules under their full names as nested modules: `blocks.0` is the part `0` of a Sequential `blocks`."""
-    made: list[ModuleStep] = []
+    tree: list[ModuleStep] = []
     for head, group in groupby(steps, key=lambda item: item[0].partition(".")[0]):
         parts = list(group)
         if parts[0][0] == head:
-            made.append(parts[0][1])
+            tree.append(parts[0][1])
         else:
             inner = [(name.partition(".")[2], step) for name, step in parts]
-            made.append(ModuleStep(name=head, kind="Sequential", children=_tree(inner)))
-    return tuple(made)
+            tree.append(ModuleStep(name=head, kind="Sequential", children=_tree(inner)))
+    return tuple(tree)
 
 
 def _tied(node: LayerNode, ties: dict[str, str]) -> LayerNode:

@@ -40,8 +40,8 @@ def expand(network: Call, source: SourceFacts) -> Expansion:
     """
     make = NETWORKS[type(network)]
     for name in ("layers", "widths", "channels"):
-        asked = getattr(network, name, 0)
-        if (asked if isinstance(asked, int) else len(asked)) > LAYERS.most:
+        dropout = getattr(network, name, 0)
+        if (dropout if isinstance(dropout, int) else len(dropout)) > LAYERS.most:
             raise LayerInputError(too_many(network.value_span(name)))
     return make(network, source)
 
@@ -62,13 +62,13 @@ def _classes(network: Any, source: SourceFacts) -> int:
 
 
 def mlp(network: s.MLP, source: SourceFacts) -> Expansion:
-    here = argument_spans(network, features="widths")
-    layers: list[tuple[str, Call]] = [("flatten", s.Flatten(**here))]
+    spans = argument_spans(network, features="widths")
+    layers: list[tuple[str, Call]] = [("flatten", s.Flatten(**spans))]
     for number, width in enumerate(network.widths):
-        layers.append((f"hidden.{number}.linear", s.Linear(features=width, **here)))
+        layers.append((f"hidden.{number}.linear", s.Linear(features=width, **spans)))
         layers.append((f"hidden.{number}.activation", activation_of(network.activation, network)))
         if network.dropout:
-            layers.append((f"hidden.{number}.dropout", s.Dropout(p=network.dropout, **here)))
+            layers.append((f"hidden.{number}.dropout", s.Dropout(p=network.dropout, **spans)))
     layers.append(("head", s.Linear(features=_classes(network, source), **argument_spans(network, features="classes"))))
     return Expansion(layers=tuple(layers))
 
@@ -87,7 +87,7 @@ def convnet(network: s.ConvNet, source: SourceFacts) -> Expansion:
                 ),
             )
         )
-    here = argument_spans(network, kernel="channels")
+    spans = argument_spans(network, kernel="channels")
     layers: list[tuple[str, Call]] = []
     for number, channels in enumerate(network.channels):
         conv = s.Conv2d(
@@ -99,11 +99,11 @@ def convnet(network: s.ConvNet, source: SourceFacts) -> Expansion:
         )
         layers += [
             (f"blocks.{number}.conv", conv),
-            (f"blocks.{number}.norm", s.BatchNorm(**here)),
-            (f"blocks.{number}.activation", s.ReLU(**here)),
-            (f"blocks.{number}.pool", s.MaxPool2d(kernel=2, **here)),
+            (f"blocks.{number}.norm", s.BatchNorm(**spans)),
+            (f"blocks.{number}.activation", s.ReLU(**spans)),
+            (f"blocks.{number}.pool", s.MaxPool2d(kernel=2, **spans)),
         ]
-    layers.append(("flatten", s.Flatten(**here)))
+    layers.append(("flatten", s.Flatten(**spans)))
     layers.append(("head", s.Linear(features=_classes(network, source), **argument_spans(network, features="classes"))))
     return Expansion(layers=tuple(layers))
 
@@ -123,22 +123,22 @@ class ResNetBlock(Call):
 
 @layer(ResNetBlock, recomputable=True)
 def resnet_block(spec: ResNetBlock, x: Value, t: Tape) -> Value:
-    here = argument_spans(spec)
+    spans = argument_spans(spec)
     out = spec.channels * (4 if spec.bottleneck else 1)
     t.module(".Bottleneck" if spec.bottleneck else ".BasicBlock")
     plan = [(1, 1), (3, spec.stride), (1, 1)] if spec.bottleneck else [(3, spec.stride), (3, 1)]
     y = x
     for number, (kernel, stride) in enumerate(plan, 1):
         channels = out if number == len(plan) else spec.channels
-        conv = s.Conv2d(channels=channels, kernel=kernel, stride=stride, padding=kernel // 2, bias=False, **here)
+        conv = s.Conv2d(channels=channels, kernel=kernel, stride=stride, padding=kernel // 2, bias=False, **spans)
         y = t.child(f"conv{number}", conv, y)
-        y = t.child(f"norm{number}", s.BatchNorm(**here), y)
+        y = t.child(f"norm{number}", s.BatchNorm(**spans), y)
         if number < len(plan):
             y = _rectified(y, t)
     if spec.stride > 1 or x.shape[0] != out:
         with t.inside("shortcut"):
-            x = t.child("conv", s.Conv2d(channels=out, kernel=1, stride=spec.stride, bias=False, **here), x)
-            x = t.child("norm", s.BatchNorm(**here), x)
+            x = t.child("conv", s.Conv2d(channels=out, kernel=1, stride=spec.stride, bias=False, **spans), x)
+            x = t.child("norm", s.BatchNorm(**spans), x)
     return _rectified(t.operation(x, y, gives=added(x, y), adds=True), t, y)
 
 
@@ -168,29 +168,29 @@ def resnet(network: s.ResNet, source: SourceFacts) -> Expansion:
                 help=remedy("one of ", either_argument(network.span, "depth", DEPTHS, ", ")),
             )
         )
-    here = argument_spans(network)
+    spans = argument_spans(network)
     width, small = network.width, network.stem == "small"
     kernel, stride = (3, 1) if small else (7, 2)
-    stem = s.Conv2d(channels=width, kernel=kernel, stride=stride, padding=kernel // 2, bias=False, **here)
+    stem = s.Conv2d(channels=width, kernel=kernel, stride=stride, padding=kernel // 2, bias=False, **spans)
     layers: list[tuple[str, Call]] = [
         ("stem.conv", stem),
-        ("stem.norm", s.BatchNorm(**here)),
-        ("stem.activation", s.ReLU(**here)),
+        ("stem.norm", s.BatchNorm(**spans)),
+        ("stem.activation", s.ReLU(**spans)),
     ]
     if not small:
-        layers.append(("stem.pool", s.MaxPool2d(kernel=3, stride=2, padding=1, **here)))
+        layers.append(("stem.pool", s.MaxPool2d(kernel=3, stride=2, padding=1, **spans)))
     bottleneck, counts = DEPTHS[network.depth]
     number = 0
     for stage, count in enumerate(counts):
-        for first in [True, *[False] * (count - 1)]:
+        for is_start in [True, *[False] * (count - 1)]:
             block = ResNetBlock(
-                channels=width * 2**stage, stride=2 if first and stage else 1, bottleneck=bottleneck, **here
+                channels=width * 2**stage, stride=2 if is_start and stage else 1, bottleneck=bottleneck, **spans
             )
             layers.append((f"blocks.{number}", block))
             number += 1
     layers += [
-        ("pool", s.AdaptiveAvgPool2d(size=1, **here)),
-        ("flatten", s.Flatten(**here)),
+        ("pool", s.AdaptiveAvgPool2d(size=1, **spans)),
+        ("flatten", s.Flatten(**spans)),
         ("head", s.Linear(features=_classes(network, source), **argument_spans(network, features="classes"))),
     ]
     return Expansion(layers=tuple(layers), initialise=_he)
@@ -231,12 +231,12 @@ def _blocks(network: s.GPT | s.ViT, *, causal: bool, bias: bool) -> list[tuple[s
 
 def gpt(network: s.GPT, source: SourceFacts) -> Expansion:
     vocab = network.vocab if network.vocab is not None else source.vocab
-    here = argument_spans(network)
+    spans = argument_spans(network)
     layers: list[tuple[str, Call]] = [
-        ("embedding", s.Embedding(vocab=vocab, width=network.width, **here)),
-        ("position", s.PositionalEmbedding(context=network.context, **here)),
+        ("embedding", s.Embedding(vocab=vocab, width=network.width, **spans)),
+        ("position", s.PositionalEmbedding(context=network.context, **spans)),
         *_blocks(network, causal=True, bias=network.bias),
-        ("norm", s.LayerNorm(bias=network.bias, **here)),
+        ("norm", s.LayerNorm(bias=network.bias, **spans)),
         ("head", s.Linear(features=vocab or 1, bias=False, **argument_spans(network, features="vocab"))),
     ]
     ties = (("head.weight", "embedding.weight"),) if network.tie else ()
@@ -259,7 +259,7 @@ def llama(network: s.Llama, source: SourceFacts) -> Expansion:
             )
         )
     vocab = network.vocab if network.vocab is not None else source.vocab
-    here = argument_spans(network)
+    spans = argument_spans(network)
     shared = {
         name: getattr(network, name)
         for name in (
@@ -267,14 +267,14 @@ def llama(network: s.Llama, source: SourceFacts) -> Expansion:
             "mlp_bias", "norm_eps",
         )
     }  # fmt: skip
-    narrow, wide = (s.LlamaBlock(**shared, window=window, **here) for window in (network.window, None))
+    narrow, wide = (s.LlamaBlock(**shared, window=window, **spans) for window in (network.window, None))
     layers: list[tuple[str, Call]] = [
-        ("model.embed_tokens", s.Embedding(vocab=vocab, width=network.width, **here)),
+        ("model.embed_tokens", s.Embedding(vocab=vocab, width=network.width, **spans)),
         *(
             (f"model.layers.{number}", wide if number < network.max_window_layers else narrow)
             for number in range(network.layers)
         ),
-        ("model.norm", s.RMSNorm(eps=network.norm_eps, **here)),
+        ("model.norm", s.RMSNorm(eps=network.norm_eps, **spans)),
         ("lm_head", s.Linear(features=vocab or 1, bias=False, **argument_spans(network, features="vocab"))),
     ]
     ties = (("lm_head.weight", "model.embed_tokens.weight"),) if network.tie else ()
@@ -293,12 +293,12 @@ def _normal(deviation: float) -> Initialise:
 
 
 def vit(network: s.ViT, source: SourceFacts) -> Expansion:
-    here = argument_spans(network)
+    spans = argument_spans(network)
     layers: list[tuple[str, Call]] = [
-        ("embedding", s.PatchEmbedding(patch=network.patch, width=network.width, **here)),
+        ("embedding", s.PatchEmbedding(patch=network.patch, width=network.width, **spans)),
         *_blocks(network, causal=False, bias=True),
-        ("norm", s.LayerNorm(**here)),
-        ("pool", s.MeanSteps(**here)),
+        ("norm", s.LayerNorm(**spans)),
+        ("pool", s.MeanSteps(**spans)),
         ("head", s.Linear(features=_classes(network, source), **argument_spans(network, features="classes"))),
     ]
     return Expansion(layers=tuple(layers), initialise=_gpt2(network.layers))

@@ -40,8 +40,8 @@ def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts) -> Findings
     layers = _layers(facts, fact, span)
     sound = yield from passes(_check_vocab(facts, model, source))
     if sound and source.structures is None and not facts.structured:
-        last = layers[-1] if layers else None
-        sound = yield from passes(check_output(model, last, entry(facts.output), source, []))
+        last_layer = layers[-1] if layers else None
+        sound = yield from passes(check_output(model, last_layer, entry(facts.output), source, []))
     if not sound:
         return None
     # A loss of the user's own may leave out a part of a structure, or look at numbers before it takes it.
@@ -73,16 +73,16 @@ def made_by_parts(job: JobSpec, layout: Layout, facts: ModelFacts, memory: int |
     Reports W0701, and E0804 for a module that cannot make its parameters alone.
     """
     limit = min((m for m in (job.memory.limit, layout.hardware.memory, memory) if m is not None), default=None)
-    whole = 4 * sum(prod(shape) for _, shape, _ in facts.parameters)
+    all_bytes = 4 * sum(prod(shape) for _, shape, _ in facts.parameters)
     parts = sharding_of(job, layout).shards * layout.sizes["tensor"]
-    if limit is None or whole <= limit or parts == 1:
+    if limit is None or all_bytes <= limit or parts == 1:
         return False
     span = _span(job.model)
     if facts.without_reset:
         yield Diagnostic(
             "E0804",
-            f"the parameters, {byte_text(whole)}, do not fit into {byte_text(limit)}, and `{facts.without_reset[0]}` "
-            "cannot make its own",
+            f"the parameters, {byte_text(all_bytes)}, do not fit into {byte_text(limit)}, and "
+            f"`{facts.without_reset[0]}` cannot make its own",
             span,
             label=f"{len(facts.without_reset)} such modules" if len(facts.without_reset) > 1 else "",
             help="give its class a method `reset_parameters`",
@@ -90,7 +90,7 @@ def made_by_parts(job: JobSpec, layout: Layout, facts: ModelFacts, memory: int |
         return True
     yield Diagnostic(
         "W0701",
-        f"the parameters, {byte_text(whole)}, do not fit into {byte_text(limit)}, so each module makes its own by "
+        f"the parameters, {byte_text(all_bytes)}, do not fit into {byte_text(limit)}, so each module makes its own by "
         "`reset_parameters`: they differ from those of one process",
         span,
     )
@@ -122,16 +122,16 @@ def _layers(facts: ModelFacts, input: TensorFact, span: Span | None) -> tuple[La
             for name in names
         )
 
-    made, before = [], input
+    layers, previous = [], input
     for layer in facts.layers:
-        after = layer.output or before
-        made.append(
+        output = layer.output or previous
+        layers.append(
             LayerNode(
                 name=layer.name,
                 kind=layer.kind,
                 span=span,
-                input=layer.input or before,
-                output=after,
+                input=layer.input or previous,
+                output=output,
                 parameters=nodes(layer.parameters),
                 buffers=tuple(buffers[name] for name in layer.buffers),
                 forward_flops=layer.forward_flops,
@@ -142,18 +142,18 @@ def _layers(facts: ModelFacts, input: TensorFact, span: Span | None) -> tuple[La
                 multiplies=layer.multiplies,
             )
         )
-        before = after
-    return tuple(made)
+        previous = output
+    return tuple(layers)
 
 
 def _check_vocab(facts: ModelFacts, model: ModelSpec, source: SourceFacts) -> Iterator[Diagnostic]:
     if facts.vocab is not None and source.vocab is not None and facts.vocab < source.vocab:
         network = model.network
-        written = next((n for n in ("vocab_size", "vocab") if isinstance(network, Call) and network.is_set(n)), "")
+        argument = next((n for n in ("vocab_size", "vocab") if isinstance(network, Call) and network.is_set(n)), "")
         yield Diagnostic(
             "E0208",
             f"a vocabulary of {facts.vocab} does not hold the data's {source.vocab} tokens",
-            network.value_span(written) if written and isinstance(network, Call) else _span(model),
+            network.value_span(argument) if argument and isinstance(network, Call) else _span(model),
             label=f"{facts.vocab} < {source.vocab}",
             help=f"an embedding of {source.vocab} rows",
         )

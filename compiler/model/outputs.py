@@ -24,14 +24,14 @@ from dslc.dsl.words import plural
 
 
 def check_output(
-    model: ModelSpec, last: LayerNode | None, output: Value, source: SourceFacts, suspects: list[Note]
+    model: ModelSpec, last_layer: LayerNode | None, output: Value, source: SourceFacts, suspects: list[Note]
 ) -> Iterator[Diagnostic]:
-    """Reports E0210 to E0216, E0227, W0202 and W0651. `last` is the layer that the output comes from."""
-    where, target = _network_span(model, last), source.target
+    """Reports E0210 to E0216, E0227, W0202 and W0651. `last_layer` is the layer that the output comes from."""
+    span, target = _network_span(model, last_layer), source.target
     if isinstance(model.loss, c.Contrastive):
-        yield from _check_embeddings(model, where, output, source)
+        yield from _check_embeddings(model, span, output, source)
     elif isinstance(model.loss, c.CrossEntropy):
-        yield from _check_classes(model, where, output, source, suspects)
+        yield from _check_classes(model, span, output, source, suspects)
     elif isinstance(model.loss, c.MSE | c.L1 | c.BCE) and target is not None:
         if isinstance(model.loss, c.BCE) and source.classes is not None and source.classes > 2:
             yield Diagnostic(
@@ -45,7 +45,7 @@ def check_output(
                 "E0216",
                 f"`{model.loss.word}` compares the network's output {say(output.shape)} "
                 f"with the data's targets {say(target.shape)}",
-                where,
+                span,
                 notes=(_of_loss(model), *suspects),
                 help=remedy(
                     "the data's targets are classes: use ",
@@ -68,7 +68,7 @@ def classes_come_first(output: TensorFact | Value, source: SourceFacts) -> bool:
     return bool(target) and output.shape[1:] == target and output.shape[:-1] != target
 
 
-def _check_embeddings(model: ModelSpec, where: Span | None, output: Value, source: SourceFacts) -> Iterator[Diagnostic]:
+def _check_embeddings(model: ModelSpec, span: Span | None, output: Value, source: SourceFacts) -> Iterator[Diagnostic]:
     target, shape = source.target, output.shape
     if len(shape) == 2 and shape[0] > 1:
         return
@@ -76,7 +76,7 @@ def _check_embeddings(model: ModelSpec, where: Span | None, output: Value, sourc
         yield Diagnostic(
             "E0227",
             f"`contrastive` needs one embedding, or several views, for each sample, and {output} comes out",
-            where,
+            span,
             notes=(_of_loss(model),),
             help="put `flatten()` before the last layer" if len(shape) > 2 else "a last layer that gives a vector",
         )
@@ -92,7 +92,7 @@ def _check_embeddings(model: ModelSpec, where: Span | None, output: Value, sourc
 
 
 def _check_classes(
-    model: ModelSpec, where: Span | None, output: Value, source: SourceFacts, suspects: list[Note]
+    model: ModelSpec, span: Span | None, output: Value, source: SourceFacts, suspects: list[Note]
 ) -> Iterator[Diagnostic]:
     target = source.target
     if target is not None and target.dtype.startswith(("float", "bfloat")):
@@ -103,15 +103,15 @@ def _check_classes(
             help=_of_numbers(output, target),
         )
         return
-    first = classes_come_first(output, source)
-    if not output.shape or (target is not None and output.shape[:-1] != target.shape and not first):
-        wanted = "(classes)"
+    classes_first = classes_come_first(output, source)
+    if not output.shape or (target is not None and output.shape[:-1] != target.shape and not classes_first):
+        shape_text = "(classes)"
         if target is not None:
-            wanted = f"({', '.join([*map(str, target.shape), str(source.classes or source.vocab or 'classes')])})"
+            shape_text = f"({', '.join([*map(str, target.shape), str(source.classes or source.vocab or 'classes')])})"
         yield Diagnostic(
             "E0215",
-            f"`cross_entropy` needs {wanted} for each sample, and {output} comes out",
-            where,
+            f"`cross_entropy` needs {shape_text} for each sample, and {output} comes out",
+            span,
             notes=(_of_loss(model), *suspects),
             help=_advice((*output.shape[:-1],), target.shape if target is not None else ()),
         )
@@ -121,29 +121,29 @@ def _check_classes(
             "W0651",
             f"of scores {say(output.shape)} and a target {say(target.shape)} the first dim or the last may count the "
             "classes: the last is taken",
-            where,
+            span,
             notes=(_of_loss(model),),
             help="`output.movedim(1, -1)` at the end of `forward`, if the classes come first",
         )
     classes = source.classes if source.classes is not None else source.vocab
     if classes is None:
         return
-    features = output.shape[0 if first else -1]
+    features = output.shape[0 if classes_first else -1]
     comes = f"{plural(features, 'number')} {'comes' if features == 1 else 'come'}"
     if features < classes:
         yield Diagnostic(
             "E0210",
             f"{comes} out for {plural(classes, 'class')}",
-            where,
+            span,
             label=f"{features} < {classes}",
             notes=(_of_loss(model),),
-            help=remedy(f"the data's targets are 0 to {classes - 1}: ", _sized(where, features, classes)),
+            help=remedy(f"the data's targets are 0 to {classes - 1}: ", _sized(span, features, classes)),
         )
     elif features > classes:
         yield Diagnostic(
             "W0202",
             f"{comes} out for {plural(classes, 'class')}: {features - classes} more than can ever be right",
-            where,
+            span,
             label=f"{features} > {classes}",
             notes=(_of_loss(model),),
         )
@@ -161,20 +161,20 @@ def _of_numbers(output: Value, target: TensorFact) -> str:
 def _sized(place: Span | None, features: int, classes: int) -> Edit | str:
     """Advises as many features as classes, in the text of the last layer or its number."""
     text = f"make it {plural(classes, 'number')}"
-    written = place.text() if place is not None else ""
-    if place is None or len(re.findall(rf"\b{features}\b", written)) != 1:
+    source_text = place.text() if place is not None else ""
+    if place is None or len(re.findall(rf"\b{features}\b", source_text)) != 1:
         return text
-    return replace_text(place, re.sub(rf"\b{features}\b", str(classes), written), text)
+    return replace_text(place, re.sub(rf"\b{features}\b", str(classes), source_text), text)
 
 
-def _network_span(model: ModelSpec, last: LayerNode | None) -> Span | None:
+def _network_span(model: ModelSpec, last_layer: LayerNode | None) -> Span | None:
     network = model.network
     if isinstance(network, Call):
         for argument in ("classes", "vocab"):
             if network.is_set(argument):
                 return network.value_span(argument)
         return network.span
-    return last.span if last else model.value_span("network")
+    return last_layer.span if last_layer else model.value_span("network")
 
 
 def _of_loss(model: ModelSpec) -> Note:

@@ -24,31 +24,31 @@ def gathers_by_layer(graph: ModelGraph) -> dict[str, list[tuple[int, AttentionFa
     facts = graph.traced
     calls = facts.pieces.attention if facts is not None and facts.pieces is not None else ()
     cut = facts.shares.attended if facts is not None and facts.shares is not None else ()
-    own = cut if len(cut) == len(calls) else tuple(call.numbers for call in calls)
-    found: dict[str, list[tuple[int, AttentionFacts]]] = {}
-    for numbers, call in zip(own, calls, strict=True):
-        found.setdefault(call.layer, []).append((numbers, call))
-    return found
+    own_numbers = cut if len(cut) == len(calls) else tuple(call.numbers for call in calls)
+    calls_by_layer: dict[str, list[tuple[int, AttentionFacts]]] = {}
+    for numbers, call in zip(own_numbers, calls, strict=True):
+        calls_by_layer.setdefault(call.layer, []).append((numbers, call))
+    return calls_by_layer
 
 
 def with_gathers(layer: LayerNode, calls: Sequence[tuple[int, AttentionFacts]], pieces: int) -> LayerNode:
     """Returns a layer with the keys and values of whole sequences that its attention gathers, keeps and, one call after
     another, puts in order; and the masks of its causal attention.
     """
-    kept = sum(pieces * numbers for numbers, _ in calls)
+    gathered = sum(pieces * numbers for numbers, _ in calls)
     most = max((pieces * numbers for numbers, _ in calls), default=0)
     masks = sum(call.length * call.length // pieces for _, call in calls if call.causal)
     return replace(
         layer,
-        float32=_more(layer.float32, 4 * kept, 12 * most),
-        autocast=_more(layer.autocast, 2 * kept, 6 * most),
+        float32=_more(layer.float32, 4 * gathered, 12 * most),
+        autocast=_more(layer.autocast, 2 * gathered, 6 * most),
         masks=layer.masks + masks,
     )
 
 
-def _more(found: LayerMemory, kept: int, most: int) -> LayerMemory:
-    work = found.working
+def _more(memory: LayerMemory, gathered: int, most: int) -> LayerMemory:
+    work = memory.working
     if work is not None:
         back = tuple(replace(moment, bytes=moment.bytes + most) for moment in work.backward)
-        work = replace(work, forward=work.forward + kept + most, dropping=work.dropping + most, backward=back)
-    return replace(found, saved=found.saved + kept, selective=found.selective + kept, working=work)
+        work = replace(work, forward=work.forward + gathered + most, dropping=work.dropping + most, backward=back)
+    return replace(memory, saved=memory.saved + gathered, selective=memory.selective + gathered, working=work)

@@ -24,9 +24,9 @@ class Store:
 
     __slots__ = ("by_block", "bytes", "kept")
 
-    def __init__(self, size: int, kept: bool = False) -> None:
+    def __init__(self, size: int, is_saved: bool = False) -> None:
         self.bytes = size
-        self.kept = kept
+        self.kept = is_saved
         self.by_block = False
 
 
@@ -67,9 +67,9 @@ def working(operations: Sequence[Operation]) -> Working:
     if not operations:
         return Working(forward=0, dropping=0, copied=0, backward=())
     shape = _shape(operations)
-    found = _KNOWN.get(shape)
-    if found is None:
-        found = _KNOWN[shape] = Working(
+    known_working = _KNOWN.get(shape)
+    if known_working is None:
+        known_working = _KNOWN[shape] = Working(
             forward=_forward(operations, keeping=True),
             dropping=_forward(operations, keeping=False),
             copied=sum(op.copied for op in operations),
@@ -77,7 +77,7 @@ def working(operations: Sequence[Operation]) -> Working:
             **_backward(operations),
             halves=_halves(operations),
         )
-    return found
+    return known_working
 
 
 _KNOWN: dict[tuple[object, ...], Working] = {}
@@ -85,10 +85,10 @@ _KNOWN: dict[tuple[object, ...], Working] = {}
 
 def _shape(operations: Sequence[Operation]) -> tuple[object, ...]:
     """Returns the key of `working`: each piece of memory by its first use, and its bytes."""
-    seen: dict[int, int] = {}
+    number_of: dict[int, int] = {}
 
     def place(store: Store) -> tuple[int, int]:
-        return seen.setdefault(id(store), len(seen)), store.bytes
+        return number_of.setdefault(id(store), len(number_of)), store.bytes
 
     return tuple(
         (
@@ -102,66 +102,66 @@ def _shape(operations: Sequence[Operation]) -> tuple[object, ...]:
 
 
 def _forward(operations: Sequence[Operation], *, keeping: bool) -> int:
-    last = {id(store): n for n, op in enumerate(operations) for store in (*op.takes, *op.holds)}
+    last_use = {id(store): n for n, op in enumerate(operations) for store in (*op.takes, *op.holds)}
     entered = operations[0].takes[0]
-    nothing = {id(op.gives) for op in operations if op.view}
-    last[id(entered)] = len(operations)  # the caller holds its input
+    views = {id(op.gives) for op in operations if op.view}
+    last_use[id(entered)] = len(operations)  # the caller holds its input
     live: dict[int, int] = {}
-    kept: dict[int, int] = {}
+    saved: dict[int, int] = {}
     most = 0
     for n, op in enumerate(operations):
         for store in (*op.takes, op.gives):
-            if id(store) not in kept and id(store) not in nothing:
+            if id(store) not in saved and id(store) not in views:
                 live[id(store)] = store.bytes
         if keeping:
             for store in op.kept:
                 live.pop(id(store), None)
-                kept[id(store)] = store.bytes
-        most = max(most, sum(live.values()) + sum(kept.values()) + op.passing)
-        live = {key: size for key, size in live.items() if last.get(key, n) > n}
+                saved[id(store)] = store.bytes
+        most = max(most, sum(live.values()) + sum(saved.values()) + op.passing)
+        live = {key: size for key, size in live.items() if last_use.get(key, n) > n}
     return most
 
 
 def _backward(operations: Sequence[Operation]) -> dict[str, tuple[WorkingSet, ...]]:
     """Returns the moments of a backward pass, by the names that `Working` has for them."""
-    kept, weights = sum(store.bytes for op in operations for store in op.kept), 0
+    saved, weights = sum(store.bytes for op in operations for store in op.kept), 0
     gradients: dict[int, list[int]] = {id(operations[-1].gives): [operations[-1].gives.bytes]}  # shared where passed on
     moments: dict[str, list[WorkingSet]] = {"backward": [], "on_cpu": [], "channels_last": []}
 
     def note(kind: str, now: WorkingSet) -> None:
-        if not any(other.exceeds(now) for other in moments[kind]):
-            moments[kind] = [*(other for other in moments[kind] if not now.exceeds(other)), now]
+        if not any(other_moment.exceeds(now) for other_moment in moments[kind]):
+            moments[kind] = [*(other_moment for other_moment in moments[kind] if not now.exceeds(other_moment)), now]
 
     for op in reversed(operations):
         if not op.backward:
             continue
-        own = gradients.pop(id(op.gives), [op.gives.bytes])
-        made = []
+        own_gradients = gradients.pop(id(op.gives), [op.gives.bytes])
+        new_gradients = []
         for store in op.takes:
             if not op.differentiates or store is op.gives or store in op.constants:
                 continue
-            gradient = own if op.adds and store.bytes == own[0] else [store.bytes]
+            gradient = own_gradients if op.adds and store.bytes == own_gradients[0] else [store.bytes]
             if id(store) in gradients:
-                made.append(gradient)  # for a moment beside the one to which it is added
+                new_gradients.append(gradient)  # for a moment beside the one to which it is added
             else:
                 gradients[id(store)] = gradient
         if op.gives in op.takes:
-            gradients[id(op.gives)] = own
-        there = {id(g): g[0] for g in (own, *made, *gradients.values())}
-        before, weights = weights, weights + op.weights
-        size = kept + sum(there.values()) + op.scratch
+            gradients[id(op.gives)] = own_gradients
+        sizes = {id(g): g[0] for g in (own_gradients, *new_gradients, *gradients.values())}
+        weights_before, weights = weights, weights + op.weights
+        size = saved + sum(sizes.values()) + op.scratch
         note("backward", WorkingSet(size, op.weights, op.rounds * op.weights, weights))
         if op.ordered or op.ordered_rounds:
             copies = (op.rounds + op.ordered_rounds) * op.weights
             note("channels_last", WorkingSet(size + op.ordered, op.weights, copies, weights))
-        ahead, beside = op.reorders
-        if ahead and op.differentiates:
-            note("on_cpu", WorkingSet(size + ahead, 0, 0, before))
-        if beside and op.weights:
-            note("on_cpu", WorkingSet(size + beside, op.weights, 0, weights))
+        reordered, scratch = op.reorders
+        if reordered and op.differentiates:
+            note("on_cpu", WorkingSet(size + reordered, 0, 0, weights_before))
+        if scratch and op.weights:
+            note("on_cpu", WorkingSet(size + scratch, op.weights, 0, weights))
             note("on_cpu", WorkingSet(size, op.weights, op.weights, weights))  # copied from oneDNN's order
-        kept -= sum(store.bytes for store in op.kept)
-    return {kind: tuple(found) for kind, found in moments.items()}
+        saved -= sum(store.bytes for store in op.kept)
+    return {kind: tuple(kind_moments) for kind, kind_moments in moments.items()}
 
 
 def _halves(operations: Sequence[Operation]) -> Halves:
@@ -171,28 +171,28 @@ def _halves(operations: Sequence[Operation]) -> Halves:
         return sum(store.bytes for store in op.kept if store is not entered)
 
     weighted = [op for op in operations if op.weights]
-    others = sum(kept_bytes(op) for op in operations if not op.weights)
-    made = others + sum(map(kept_bytes, weighted))
-    gone = most = copied = freed = weights = 0
+    unweighted = sum(kept_bytes(op) for op in operations if not op.weights)
+    gradients_kept = unweighted + sum(map(kept_bytes, weighted))
+    released = most = copied = freed = weights = 0
     moments = []
     for n, op in enumerate(weighted):
         rest = weighted[n:]
-        most = max(most, n * (others + sum(map(kept_bytes, rest))) + made - gone)
+        most = max(most, n * (unweighted + sum(map(kept_bytes, rest))) + gradients_kept - released)
         copied = max(copied, n * sum(later.copied for later in rest) + sum(later.copied for later in weighted))
-        gone += op.gives.bytes
+        released += op.gives.bytes
         weights += op.weights
         moments.append(WorkingSet(freed, op.weights, op.rounds * op.weights, weights))
         freed += op.gives.bytes + kept_bytes(op)
-    last = max((n for n, op in enumerate(operations) if op.weights), default=-1)
-    first, gradients, passed = _first_half(operations)
+    last_weighted = max((n for n, op in enumerate(operations) if op.weights), default=-1)
+    first_half, gradients, passed = _first_half(operations)
     return Halves(
         gradients=gradients,
         most=most,
-        left=len(weighted) * others - gone,
+        left=len(weighted) * unweighted - released,
         copied=copied,
-        first=first,
+        first=first_half,
         passed=passed,
-        tail=sum(map(kept_bytes, operations[last + 1 :])),
+        tail=sum(map(kept_bytes, operations[last_weighted + 1 :])),
         freed=freed,
         moments=tuple(moments),
     )
@@ -209,23 +209,23 @@ def _first_half(operations: Sequence[Operation]) -> tuple[int, int, int]:
     for op in reversed(operations):
         if not op.backward:
             continue
-        own = gradients.pop(id(op.gives), [op.gives.bytes])
-        made = []
+        own_gradients = gradients.pop(id(op.gives), [op.gives.bytes])
+        new_gradients = []
         if op.weights:
-            stays[id(own)] = own
+            stays[id(own_gradients)] = own_gradients
         for store in op.takes:
             if not op.differentiates or store is op.gives or store in op.constants:
                 continue
-            gradient = own if op.adds and store.bytes == own[0] else [store.bytes]
+            gradient = own_gradients if op.adds and store.bytes == own_gradients[0] else [store.bytes]
             if id(store) in gradients:
-                made.append(gradient)
+                new_gradients.append(gradient)
                 if id(gradients[id(store)]) in stays:  # a sum beside a gradient that stays
                     gradients[id(store)] = [store.bytes]
-                    made.append(gradients[id(store)])
+                    new_gradients.append(gradients[id(store)])
             else:
                 gradients[id(store)] = gradient
         if op.gives in op.takes:
-            gradients[id(op.gives)] = own
-        there = {id(g): g[0] for g in (own, *made, *gradients.values(), *stays.values())}
-        most = max(most, sum(there.values()) + op.scratch)
+            gradients[id(op.gives)] = own_gradients
+        sizes = {id(g): g[0] for g in (own_gradients, *new_gradients, *gradients.values(), *stays.values())}
+        most = max(most, sum(sizes.values()) + op.scratch)
     return most, sum(g[0] for g in stays.values()), output[0] if id(output) in stays else 0

@@ -166,13 +166,13 @@ def patch_embedding(spec: s.PatchEmbedding, x: Value, t: Tape) -> Value:
 @layer(s.Residual, recomputable=True)
 def residual(spec: s.Residual, x: Value, t: Tape) -> Value:
     t.module(".Residual")
-    beside = _branch("layers", spec.layers, x, t)
+    branch = _branch("layers", spec.layers, x, t)
     straight = _branch("shortcut", spec.shortcut, x, t) if spec.shortcut else x
-    if beside.shape != straight.shape:
+    if branch.shape != straight.shape:
         way = "the output of the shortcut" if spec.shortcut else "the input"
         t.fail(
             "E0214",
-            f"`residual` adds its layers' {say(beside.shape)} to {way}, {say(straight.shape)}",
+            f"`residual` adds its layers' {say(branch.shape)} to {way}, {say(straight.shape)}",
             spec,
             "layers",
             help="give both one shape"
@@ -180,7 +180,7 @@ def residual(spec: s.Residual, x: Value, t: Tape) -> Value:
             else "keep the shape, or give a `shortcut = […]` that changes it",
         )
     wants_numbers(spec, straight, t)
-    return t.operation(straight, beside, gives=added(beside, straight), adds=True)
+    return t.operation(straight, branch, gives=added(branch, straight), adds=True)
 
 
 def _branch(name: str, layers: tuple[Call, ...], x: Value, t: Tape) -> Value:

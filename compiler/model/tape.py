@@ -74,12 +74,12 @@ class Surroundings:
     @cached_property
     def styles_in(self) -> dict[str, dict[str, Sequence[TensorStyle]]]:
         """Returns the styles by module: of the modules inside it, by their names there, and its own."""
-        found: dict[str, dict[str, Sequence[TensorStyle]]] = {}
+        by_layer: dict[str, dict[str, Sequence[TensorStyle]]] = {}
         for name, styles in self.styles.items():
             parts = name.split(".")
             for n in range(1, len(parts) + 1):
-                found.setdefault(".".join(parts[:n]), {})[".".join(parts[n:])] = styles
-        return found
+                by_layer.setdefault(".".join(parts[:n]), {})[".".join(parts[n:])] = styles
+        return by_layer
 
 
 @dataclass(eq=False, repr=False)
@@ -129,26 +129,26 @@ class MemoryRecorder:
 
     def since(self) -> tuple[Store, ...]:
         """Returns what was kept since the last operation, for this one."""
-        kept, self._new = tuple(self._new), []
-        return kept
+        operations, self._new = tuple(self._new), []
+        return operations
 
     def enter(self, store: Store) -> None:
         """Begins the layer, with this input."""
         self.input = store
         self.full = 0 if store.kept else store.bytes
 
-    def memory(self, output: Store, again: bool) -> LayerMemory:
-        """Returns the layer's memory, given its output; `again`: it is worth recomputing."""
-        first = self.operations[0].takes[0] if self.operations else None
+    def memory(self, output: Store, is_recomputed: bool) -> LayerMemory:
+        """Returns the layer's memory, given its output; `is_recomputed`: it is worth recomputing."""
+        input_store = self.operations[0].takes[0] if self.operations else None
         assert self.input is not None
-        if again and self.input.by_block:
+        if is_recomputed and self.input.by_block:
             self.shared = self.input.bytes
-        if again and output is not self.input:
+        if is_recomputed and output is not self.input:
             output.by_block = output.kept
         return LayerMemory(
             saved=self.saved,
-            saved_input=sum(store.bytes for op in self.operations for store in op.kept if store is first),
-            selective=self.full + self.products if again else self.saved,
+            saved_input=sum(store.bytes for op in self.operations for store in op.kept if store is input_store),
+            selective=self.full + self.products if is_recomputed else self.saved,
             full=self.full,
             shared=self.shared,
             input=self.input.bytes,
@@ -160,8 +160,8 @@ class MemoryRecorder:
 class Tape:
     """Records one `LayerNode`."""
 
-    def __init__(self, around: Surroundings, name: str) -> None:
-        self.around = around
+    def __init__(self, surroundings: Surroundings, name: str) -> None:
+        self.around = surroundings
         self.name = name
         self.forward = self.backward = 0
         self.float32, self.autocast = MemoryRecorder(), MemoryRecorder()
@@ -199,13 +199,13 @@ class Tape:
 
     def product(self, x: Value, multiply_adds: int, *shape: int, keeps_input: bool | None = None) -> Value:
         """Returns the result of x and a weight; keeps x, for the weight's gradient, unless the weight is frozen."""
-        taken = self.cast(x)
-        if taken.autocast is not x.autocast:
-            copy = Operation(takes=(x.autocast,), gives=taken.autocast, differentiates=x.grad, backward=x.grad)
+        operand = self.cast(x)
+        if operand.autocast is not x.autocast:
+            copy = Operation(takes=(x.autocast,), gives=operand.autocast, differentiates=x.grad, backward=x.grad)
             self.autocast.operations.append(copy)
-        self._taken = taken
+        self._taken = operand
         if keeps_input if keeps_input is not None else self.trains("weight"):
-            self.keep(taken)
+            self.keep(operand)
         self.forward += 2 * multiply_adds
         self.backward += 2 * multiply_adds * (x.grad + self.trains("weight"))
         return self.computed(x.new(*shape, low=True, grad=x.grad or self.trains()))
@@ -254,18 +254,18 @@ class Tape:
         cast = sum(q.count for q in parameters if len(q.shape) > 1) if self._taken is not None else 0
         self._weighed = len(self.parameters)
         graded = any(x.grad for x in takes)
-        held = (tuple(x.float32 for x in holds), tuple(x.autocast for x in holds))
-        for precision, (kept, stores, given) in enumerate(
+        stores_held = (tuple(x.float32 for x in holds), tuple(x.autocast for x in holds))
+        for precision, (saved, stores, result) in enumerate(
             (
                 (self.float32, tuple(x.float32 for x in takes), gives.float32),
                 (self.autocast, tuple(x.autocast for x in takes), gives.autocast),
             )
         ):
-            kept.operations.append(
+            saved.operations.append(
                 Operation(
                     takes=stores,
-                    gives=given,
-                    kept=kept.since(),
+                    gives=result,
+                    kept=saved.since(),
                     weights=weights,
                     copied=cast if graded else 0,
                     cast=0 if graded else cast,
@@ -277,7 +277,7 @@ class Tape:
                     passing=passing[precision],
                     scratch=scratch[precision],
                     rounds=rounds,
-                    holds=held[precision],
+                    holds=stores_held[precision],
                     ordered=ordered[precision],
                     ordered_rounds=ordered_rounds,
                     reorders=reorders[precision],
@@ -333,15 +333,15 @@ class Tape:
         styles, ranks = self.around.styles.get(outer.prefix + name, ()), self.around.ranks
         on_cpu = self.around.on_cpu
         spec, x = tensor_tape.shard_input(styles, ranks, spec, x, self.operation, on_cpu)
-        before, self._taken = len(self.float32.operations), None
+        operations_before, self._taken = len(self.float32.operations), None
         y = LAYERS[type(spec)](spec, x, self)
         if TensorStyle.VOCABULARY in styles:
             table = self.parameters[-1]
             self.parameters[-1] = replace(table, shape=(table.shape[0] // ranks, *table.shape[1:]))
-        if len(self.float32.operations) == before and y is not x:
+        if len(self.float32.operations) == operations_before and y is not x:
             self._record_module(spec, x, y)
-        made, self._frame = self._frame, outer
-        if not made.children or spec.word in ("attention", "gated_mlp"):
+        frame, self._frame = self._frame, outer
+        if not frame.children or spec.word in ("attention", "gated_mlp"):
             self.parts.append(
                 ModulePart(
                     name=outer.prefix + name,
@@ -355,9 +355,9 @@ class Tape:
         outer.children.append(
             ModuleStep(
                 name=name,
-                kind=made.kind,
-                arguments=made.arguments,
-                children=tuple(made.children),
+                kind=frame.kind,
+                arguments=frame.arguments,
+                children=tuple(frame.children),
                 line=short_line(spec.span),
             )
         )
@@ -365,18 +365,18 @@ class Tape:
 
     def _record_module(self, spec: Call, x: Value, y: Value) -> None:
         """Records a layer without parts, which is one operation."""
-        taken = self._taken or x
+        operand = self._taken or x
         # torch's kernels on CPUs make a batch norm's gradient, and a convolution's weight gradient, in steps. Where
         # channels are last, a gradient that comes through a flattening has other strides: pooling copies all its
         # tensors to that layout.
         ordered, image = (0, 0), spec.word == "conv2d"
         if spec.word == "flatten" and x.pooled:
             ordered = (8 * x.pooled + 8 * x.count, (4 if x.low else 8) * x.pooled + 8 * x.count)
-        stores = ((taken.float32, y.float32), (taken.autocast, y.autocast))
+        stores = ((operand.float32, y.float32), (operand.autocast, y.autocast))
         self.operation(
-            taken,
+            operand,
             gives=y,
-            view=y.float32 is taken.float32,
+            view=y.float32 is operand.float32,
             scratch=(y.float32.bytes, y.autocast.bytes) if spec.word == "batch_norm" else (0, 0),
             rounds=2 if spec.word == "conv1d" else 0,
             ordered=ordered,
@@ -388,29 +388,29 @@ class Tape:
     def inside(self, name: str) -> Iterator[None]:
         """Makes the children run inside parts of the attribute `name`, a Sequential."""
         outer = self._frame
-        self._frame = made = _Frame(f"{outer.prefix}{name}.")
+        self._frame = frame = _Frame(f"{outer.prefix}{name}.")
         try:
             yield
         finally:
             self._frame = outer
-        outer.children.append(ModuleStep(name=name, kind="Sequential", children=tuple(made.children)))
+        outer.children.append(ModuleStep(name=name, kind="Sequential", children=tuple(frame.children)))
 
 
-def _reorders(spec: Any, taken: Store, given: Store) -> tuple[int, int]:
+def _reorders(spec: Any, operand: Store, result: Store) -> tuple[int, int]:
     """Returns the bytes that oneDNN copies in the backward pass of a convolution (compiler/trace/memory.py)."""
-    size = taken.bytes
-    copied = 2 * size if spec.stride > 1 and spec.groups == 1 else max(size, given.bytes)
-    return copied, size + given.bytes
+    size = operand.bytes
+    copied = 2 * size if spec.stride > 1 and spec.groups == 1 else max(size, result.bytes)
+    return copied, size + result.bytes
 
 
-def argument_spans(whole: Call, **renamed: str) -> dict[str, Any]:
-    """Returns the spans for layers made from `whole`: mistakes point at its arguments of the same (or that) name."""
-    places = dict(whole.places)
-    for argument, of_whole in renamed.items():
+def argument_spans(enclosing_call: Call, **renamed: str) -> dict[str, Any]:
+    """Returns the spans for layers of `enclosing_call`: mistakes point at its arguments of the same (or that) name."""
+    places = dict(enclosing_call.places)
+    for argument, enclosing_name in renamed.items():
         places.pop(argument, None)
-        if of_whole in whole.places:
-            places[argument] = whole.places[of_whole]
-    return {"span": whole.span, "places": places}
+        if enclosing_name in enclosing_call.places:
+            places[argument] = enclosing_call.places[enclosing_name]
+    return {"span": enclosing_call.span, "places": places}
 
 
 @dataclass(eq=False, repr=False)
@@ -436,26 +436,26 @@ class _Recorded:
         names = [q.name for q in self.node.parameters] if frozen else []
         return all((q in frozen) == (name + q[len(self.name) :] in frozen) for q in names)
 
-    def repeat(self, around: Surroundings, name: str, x: Value) -> Value:
+    def repeat(self, surroundings: Surroundings, name: str, x: Value) -> Value:
         x.float32.kept, x.autocast.kept = self.left
-        whole = len(self.name)
-        inits = [replace(init, parameter=name + init.parameter[whole:]) for init in self.inits]
+        prefix_length = len(self.name)
+        inits = [replace(init, parameter=name + init.parameter[prefix_length:]) for init in self.inits]
         node = self.node
         parameters = (
             replace(parameter, name=init.parameter, init=init)
             for parameter, init in zip(node.parameters, inits, strict=True)  # each has its own
         )
-        around.inits.extend(inits)
-        around.nodes.append(
+        surroundings.inits.extend(inits)
+        surroundings.nodes.append(
             replace(
                 node,
                 name=name,
                 parameters=tuple(parameters),
-                buffers=tuple(replace(buffer, name=name + buffer.name[whole:]) for buffer in node.buffers),
-                parts=tuple(part._replace(name=name + part.name[whole:]) for part in node.parts),
+                buffers=tuple(replace(buffer, name=name + buffer.name[prefix_length:]) for buffer in node.buffers),
+                parts=tuple(part._replace(name=name + part.name[prefix_length:]) for part in node.parts),
             )
         )
-        around.steps.append((name, replace(self.step, name=name.rpartition(".")[2])))
+        surroundings.steps.append((name, replace(self.step, name=name.rpartition(".")[2])))
         y = self.gives
         return replace(y, float32=Store(y.float32.bytes), autocast=Store(y.autocast.bytes))
 
@@ -466,26 +466,26 @@ def _like(x: Value) -> tuple[object, ...]:
     return (x.shape, x.tokens, x.low, x.grad, x.sequence, x.pooled, x.float32 is x.autocast, stores)
 
 
-def record(around: Surroundings, name: str, spec: Call, x: Value) -> Value:
+def record(surroundings: Surroundings, name: str, spec: Call, x: Value) -> Value:
     """Runs one layer of the model's list under its full name, and records its node and module. Raises LayerInputError.
 
     A block like the one before it is not run again; its record is copied.
     """
-    given, before = _like(x), around.recorded
+    input_like, recorded_before = _like(x), surroundings.recorded
     if (
-        before
-        and before.given == given
-        and before.is_same_layer(spec, around.styles_in.get(name, {}), around.frozen, name)
+        recorded_before
+        and recorded_before.given == input_like
+        and recorded_before.is_same_layer(spec, surroundings.styles_in.get(name, {}), surroundings.frozen, name)
     ):
-        return before.repeat(around, name, x)
-    told, made = (len(around.warnings), len(around.suspects)), len(around.inits)
-    tape = Tape(around, name)
-    path, _, last = name.rpartition(".")
+        return recorded_before.repeat(surroundings, name, x)
+    finding_counts, init_count = (len(surroundings.warnings), len(surroundings.suspects)), len(surroundings.inits)
+    tape = Tape(surroundings, name)
+    path, _, last_part = name.rpartition(".")
     tape._frame.prefix = f"{path}." if path else ""
     tape.float32.enter(x.float32)
     tape.autocast.enter(x.autocast)
-    y = tape.child(last, spec, x)
-    again = type(spec) in RECOMPUTABLE
+    y = tape.child(last_part, spec, x)
+    recomputes = type(spec) in RECOMPUTABLE
     node = LayerNode(
         name=name,
         kind=spec.word,
@@ -496,52 +496,54 @@ def record(around: Surroundings, name: str, spec: Call, x: Value) -> Value:
         buffers=tuple(tape.buffers),
         forward_flops=tape.forward,
         backward_flops=tape.backward,
-        float32=tape.float32.memory(y.float32, again),
-        autocast=tape.autocast.memory(y.autocast, again),
-        recomputable=again,
+        float32=tape.float32.memory(y.float32, recomputes),
+        autocast=tape.autocast.memory(y.autocast, recomputes),
+        recomputable=recomputes,
         low=y.low,
         parts=tuple(tape.parts),
         masks=tape.masks,
         multiplies=tape.multiplies,
     )
     step = tape._frame.children[0]
-    around.nodes.append(node)
-    around.steps.append((name, step))
-    around.recorded = None
+    surroundings.nodes.append(node)
+    surroundings.steps.append((name, step))
+    surroundings.recorded = None
     plain = y.float32 is not x.float32 and y.autocast is not x.autocast and y.float32 is not y.autocast
-    left, inits = (x.float32.kept, x.autocast.kept), around.inits[made:]
-    silent = told == (len(around.warnings), len(around.suspects))
-    if again and plain and silent and not y.float32.kept and len(inits) == len(node.parameters):
-        around.recorded = _Recorded(name, spec, given, around.styles_in.get(name, {}), left, y, node, step, inits)
+    stores_left, inits = (x.float32.kept, x.autocast.kept), surroundings.inits[init_count:]
+    silent = finding_counts == (len(surroundings.warnings), len(surroundings.suspects))
+    if recomputes and plain and silent and not y.float32.kept and len(inits) == len(node.parameters):
+        surroundings.recorded = _Recorded(
+            name, spec, input_like, surroundings.styles_in.get(name, {}), stores_left, y, node, step, inits
+        )
     return y
 
 
-def unroll(around: Surroundings, layers: Iterable[Call], x: Value, run: Callable[[Call, Value], Value]) -> Value:
+def unroll(surroundings: Surroundings, layers: Iterable[Call], x: Value, run: Callable[[Call, Value], Value]) -> Value:
     """Runs a list of layers, with `repeat` unrolled. If a body cannot take its own output, that is the repeat's
     mistake.
     """
     for spec in layers:
         if not isinstance(spec, Repeat):
-            around.layers += 1
-            if around.layers > MOST_LAYERS.most:
+            surroundings.layers += 1
+            if surroundings.layers > MOST_LAYERS.most:
                 raise LayerInputError(too_many(spec.span))
             x = run(spec, x)
             continue
         for number in range(spec.count):
-            before = x
+            previous = x
             try:
-                x = unroll(around, spec.layers, x, run)
+                x = unroll(surroundings, spec.layers, x, run)
             except LayerInputError as misfit:
                 if number == 0 or misfit.diagnostic.code in ("E0211", "E0221"):
                     raise
-                raise LayerInputError(_next_round(spec, number + 1, before, misfit.diagnostic)) from misfit
+                raise LayerInputError(_next_round(spec, number + 1, previous, misfit.diagnostic)) from misfit
     return x
 
 
-def _next_round(spec: Call, number: int, before: Value, cause: Diagnostic) -> Diagnostic:
+def _next_round(spec: Call, number: int, previous: Value, cause: Diagnostic) -> Diagnostic:
     return Diagnostic(
         code="E0211",
-        message=f"round {number} of `repeat` starts from {before}, and its layers cannot take that",
+        message=f"round {number} of `repeat` starts from {previous}, and its layers cannot take that",
         span=spec.span,
         notes=(Note(cause.message, cause.span), *cause.notes),
         help="repeat layers that give back the shape they take, or fewer times",

@@ -73,11 +73,11 @@ def _narrowed(spec: Call, ranks: int) -> Call:
 def _in_two(operation: Operation, x: Value, result: Value, on_cpu: bool | None) -> Value:
     """Goes through a copy as large as the whole, in another order. `on_cpu` is None if neither pass sums the parts."""
     splits = x.count > result.count
-    whole = x if splits else result
+    full_value = x if splits else result
     copies = 0 if on_cpu is None else 1 + on_cpu
-    beside = (copies * whole.float32.bytes, copies * whole.autocast.bytes)
-    between = operation(x, gives=x.new(*whole.shape), scratch=(0, 0) if splits else beside)
-    return operation(between, gives=result, passing=beside if splits else (0, 0))
+    scratch = (copies * full_value.float32.bytes, copies * full_value.autocast.bytes)
+    intermediate = operation(x, gives=x.new(*full_value.shape), scratch=(0, 0) if splits else scratch)
+    return operation(intermediate, gives=result, passing=scratch if splits else (0, 0))
 
 
 def _new(x: Value, dim: int, more: int, less: int) -> Value:

@@ -77,7 +77,7 @@ def say(shape: Shape) -> str:
 
 def entry(fact: TensorFact) -> Value:
     """Returns the model's input, which the data holds already."""
-    held = Store(0, kept=True)
+    saved_store = Store(0, is_saved=True)
     tokens = not fact.dtype.startswith(("float", "bfloat"))
     low = fact.dtype in ("float16", "bfloat16")
-    return Value(fact.shape, tokens, low, False, tokens, held, held)
+    return Value(fact.shape, tokens, low, False, tokens, saved_store, saved_store)
