@@ -77,7 +77,7 @@ def _trace_source(trial: Trial, call: Call, source: SourceFacts) -> Findings[Sou
                 lambda index: begin_sample(job.train.seed, "train", 0, index),
                 collate=collate(trial.function(own) if isinstance(own, PythonCollate) else None),
                 stacked=own is None,
-                whole=isinstance(job.model.loss, NetworkLoss),
+                unsplit=isinstance(job.model.loss, NetworkLoss),
                 example=trial.files.batches,
                 real=trial.files.samples,
             )

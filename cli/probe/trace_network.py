@@ -151,7 +151,7 @@ def _trace_module(trial: Trial, make: Callable[[], UserValue], real: RealBatch) 
     # Over the context axis positions are followed through all blocks.
     skipped = BlockReuse(wanted=job.parallelism.context == 1)
     facts = trace_model(
-        keep, given, loss=own, counted=counted, outputs=outputs, skipped=skipped, asked=_with_read_hook, **_axes(job)
+        keep, given, loss=own, counted_loss=counted, outputs=outputs, reuse=skipped, ask=_with_read_hook, **_axes(job)
     )
     facts = replace(facts, transposed=_transposed(kept[0])) if job.model.adapter is not None else facts
     facts = replace(facts, network=try_network(trial, make, facts, real.batch, undone(kept[-1], resting)))

@@ -37,10 +37,10 @@ class Example:
         lengths = {tensor.shape[1] if tensor.dim() > 1 else 0 for tensor in tensors(self._pairs[SMALL])}
         return lengths.pop() if len(lengths) == 1 else 0
 
-    def piece(self, first: int, count: int) -> Example:
+    def piece(self, start: int, count: int) -> Example:
         """Returns the batches of these positions alone."""
 
-        pairs = (map_tensors(lambda each: each.narrow(1, first, count), pair) for pair in self._pairs.values())
+        pairs = (map_tensors(lambda tensor: tensor.narrow(1, start, count), pair) for pair in self._pairs.values())
         return Example(*pairs)
 
 
@@ -74,14 +74,14 @@ class Outputs:
         return target.target(samples) if isinstance(target, Example) else batch_of(target, samples, None)
 
 
-def batch_of(given: TensorFact | Example, samples: int, fake: FakeTensorMode | None) -> UserValue:
+def batch_of(example: TensorFact | Example, samples: int, fake: FakeTensorMode | None) -> UserValue:
     """Returns the input of `samples` samples; in `fake` its tensors have no numbers, else they are an example's, or
     noise.
     """
 
-    if isinstance(given, Example):
-        return without_numbers(given.input(samples), fake)
-    shape, dtype = (samples, *given.shape), getattr(torch, given.dtype)
+    if isinstance(example, Example):
+        return without_numbers(example.input(samples), fake)
+    shape, dtype = (samples, *example.shape), getattr(torch, example.dtype)
     if fake is None:
         return torch.randn(shape) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
     with fake:
@@ -95,10 +95,10 @@ def length_of(input: TensorFact | Example) -> int:
     return input.shape[0] if input.shape else 0
 
 
-def piece_of(input: TensorFact | Example, first: int, count: int) -> TensorFact | Example:
+def piece_of(input: TensorFact | Example, start: int, count: int) -> TensorFact | Example:
     """Returns the input of these positions alone."""
     if isinstance(input, Example):
-        return input.piece(first, count)
+        return input.piece(start, count)
     return replace(input, shape=(count, *input.shape[1:]))
 
 
@@ -123,30 +123,30 @@ def without_numbers(value: object, fake: FakeTensorMode | None) -> UserValue:
 def grown(small: object, large: object) -> TreeFact:
     """Returns the fact of a structure, from its batches of `SMALL` and `LARGE` samples."""
 
-    ones, others = flatten(small)[0], flatten(large)[0]
-    if len(ones) != len(others):  # a list with an entry for each sample
-        return TreeFact(leaves=tuple(_totals(ones, others)))
+    ones, large_leaves = flatten(small)[0], flatten(large)[0]
+    if len(ones) != len(large_leaves):  # a list with an entry for each sample
+        return TreeFact(leaves=tuple(_totals(ones, large_leaves)))
     leaves = []
-    for path, one, other in zip(paths(small), ones, others, strict=True):
+    for path, one, large_leaf in zip(paths(small), ones, large_leaves, strict=True):
         if not isinstance(one, torch.Tensor):
             continue
-        each = tuple((b - a) // (LARGE - SMALL) for a, b in zip(one.shape, other.shape, strict=True))
-        fixed = tuple(a - SMALL * more for a, more in zip(one.shape, each, strict=True))
-        leaves.append(LeafFact(path=path, fixed=fixed, grown=each, dtype=_name(one)))
+        growth = tuple((b - a) // (LARGE - SMALL) for a, b in zip(one.shape, large_leaf.shape, strict=True))
+        fixed = tuple(a - SMALL * more for a, more in zip(one.shape, growth, strict=True))
+        leaves.append(LeafFact(path=path, fixed=fixed, grown=growth, dtype=_name(one)))
     return TreeFact(leaves=tuple(leaves))
 
 
-def _totals(ones: list[UserValue], others: list[UserValue]) -> Iterator[LeafFact]:
+def _totals(ones: list[UserValue], large_leaves: list[UserValue]) -> Iterator[LeafFact]:
     """Yields, for each dtype, the numbers of all its tensors as one."""
 
-    found: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for place, leaves in enumerate((ones, others)):
+    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for place, leaves in enumerate((ones, large_leaves)):
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
-                found[_name(leaf)][place] += leaf.numel()
-    for dtype, (one, other) in found.items():
-        each = (other - one) // (LARGE - SMALL)
-        yield LeafFact(path="[…]", fixed=(one - SMALL * each,), grown=(each,), dtype=dtype)
+                totals[_name(leaf)][place] += leaf.numel()
+    for dtype, (one, large_total) in totals.items():
+        growth = (large_total - one) // (LARGE - SMALL)
+        yield LeafFact(path="[…]", fixed=(one - SMALL * growth,), grown=(growth,), dtype=dtype)
 
 
 def _name(tensor: torch.Tensor) -> str:

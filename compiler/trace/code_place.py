@@ -110,29 +110,29 @@ class HostDraws:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        before = self._states()
+        states_before = self._states()
         with self._system_watched():
             yield
-        name = self._moved(before)
+        name = self._moved(states_before)
         self.holder = "" if name in _GLOBAL else name
         self.source = _GLOBAL.get(name, f"its generator `{name}`") if name else ""
-        held = not self.holder or has_attribute(self._model, name)
-        self.is_seeded = name != "os" and held
+        is_attribute = not self.holder or has_attribute(self._model, name)
+        self.is_seeded = name != "os" and is_attribute
         self.is_global = name in ("random", "numpy.random")
 
     @contextmanager
     def line_of(self) -> Iterator[list[CodePlace]]:
         """Yields a list that holds, after a pass, the place of the first draw."""
         places: list[CodePlace] = []
-        before, here = self._states(), [place_of(None, self._names, self._model)]
+        states_before, call_places = self._states(), [place_of(None, self._names, self._model)]
 
         def look(frame: FrameType, event: str, argument: object) -> TraceFunction | None:
-            if not places and self._moved(before):
-                places.append(here[0])
+            if not places and self._moved(states_before):
+                places.append(call_places[0])
             if event == "return":
                 back = frame.f_back
                 frame = back if back is not None and is_network_code(back.f_code.co_filename) else frame
-            here[0] = place_of(frame, self._names, self._model)
+            call_places[0] = place_of(frame, self._names, self._model)
             return look
 
         def enter(frame: FrameType, event: str, argument: object) -> TraceFunction | None:
@@ -147,28 +147,28 @@ class HostDraws:
                 sys.settrace(traced)
         if self._system:
             places[:] = self._system[:1]
-        elif not places and self._moved(before):
-            places.append(here[0])
+        elif not places and self._moved(states_before):
+            places.append(call_places[0])
 
     def _states(self) -> dict[str, object]:
         return {name: generator_state(generator) for name, generator in self._generators().items()}
 
-    def _moved(self, before: Mapping[str, object]) -> str:
+    def _moved(self, states_before: Mapping[str, object]) -> str:
         if self._system:
             return "os"
         for name, generator in self._generators().items():
-            if name in before and generator_state(generator) != before[name]:
+            if name in states_before and generator_state(generator) != states_before[name]:
                 return name
         return ""
 
     def _generators(self) -> dict[str, UserValue]:
         import numpy.random
 
-        known: dict[str, UserValue] = {"random": random, "numpy.random": numpy.random}
+        generators: dict[str, UserValue] = {"random": random, "numpy.random": numpy.random}
         for name, value in held_values(self._model):
             if is_generator(value):
-                known[name] = value
-        return known
+                generators[name] = value
+        return generators
 
     @contextmanager
     def _system_watched(self) -> Iterator[None]:
@@ -180,29 +180,29 @@ class HostDraws:
             self._system.append(place_of(sys._getframe(1), self._names, self._model))
             return urandom(size)
 
-        held: UserValue = random
-        inner = held._urandom
-        os.urandom = held._urandom = noting
+        system_random: UserValue = random
+        inner = system_random._urandom
+        os.urandom = system_random._urandom = noting
         try:
             yield
         finally:
-            os.urandom, held._urandom = urandom, inner
+            os.urandom, system_random._urandom = urandom, inner
 
 
 def held_values(model: nn.Module) -> Iterator[tuple[str, UserValue]]:
     """Yields the plain attributes of a network's modules, and the numbers, generators and tensors inside of these
     attributes. Then it yields the variables of the Python files that define the modules.
     """
-    seen: set[str] = set()
+    paths: set[str] = set()
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if name not in _OF_TORCH:
                 yield f"{path}.{name}".lstrip("."), value
                 yield from _inner_values(f"{path}.{name}".lstrip("."), value, depth=3)
         file = sys.modules.get(type(module).__module__)
-        if file is None or file.__name__ in seen or not is_network_code(getattr(file, "__file__", None) or "<"):
+        if file is None or file.__name__ in paths or not is_network_code(getattr(file, "__file__", None) or "<"):
             continue
-        seen.add(file.__name__)
+        paths.add(file.__name__)
         yield from ((name, value) for name, value in vars(file).items() if not name.startswith("__"))
 
 
@@ -221,11 +221,15 @@ def _inner_values(name: str, value: UserValue, depth: int) -> Iterator[tuple[str
     else:
         return
     contained = isinstance(value, dict | list | tuple)  # whose tensors are seen with it
-    for key, each in inner[:INNER_VALUES]:
-        if isinstance(each, bool | int | float) or is_generator(each) or (torch.is_tensor(each) and not contained):
-            yield f"{name}.{key}", each
+    for key, inner_value in inner[:INNER_VALUES]:
+        if (
+            isinstance(inner_value, bool | int | float)
+            or is_generator(inner_value)
+            or (torch.is_tensor(inner_value) and not contained)
+        ):
+            yield f"{name}.{key}", inner_value
         elif depth:
-            yield from _inner_values(f"{name}.{key}", each, depth - 1)
+            yield from _inner_values(f"{name}.{key}", inner_value, depth - 1)
 
 
 def is_generator(value: object) -> bool:
@@ -260,15 +264,15 @@ _OF_TORCH = frozenset(
 def set_inner_value(model: nn.Module, name: str, value: UserValue) -> None:
     """Sets a value that `held_values` names and that an object or a container in an attribute holds."""
     holder: UserValue = model
-    *path, last = name.split(".")
+    *path, last_key = name.split(".")
     for part in path:
         holder = _items(holder)[part] if isinstance(holder, dict | list | tuple | deque) else getattr(holder, part)
     if isinstance(holder, dict):
-        holder[next(key for key in holder if str(key) == last)] = value
+        holder[next(key for key in holder if str(key) == last_key)] = value
     elif isinstance(holder, list | deque):
-        holder[int(last)] = value
+        holder[int(last_key)] = value
     elif not isinstance(holder, tuple):
-        setattr(holder, last, value)
+        setattr(holder, last_key, value)
 
 
 def _items(holder: UserValue) -> dict[str, UserValue]:
@@ -293,8 +297,8 @@ def restored_generators(model: nn.Module) -> Iterator[Callable[[], None]]:
             restores.append(partial(value.set_state, value.get_state()))
 
     def restore() -> None:
-        for each in restores:
-            each()
+        for undo in restores:
+            undo()
 
     try:
         yield restore

@@ -44,8 +44,8 @@ class _FirstCalls(Run):
         self.given: dict[str, object] = {}
         self.made: dict[str, list[torch.Tensor]] = {}
 
-    def enter_module(self, path: str, given: object) -> None:
-        self.given.setdefault(path, given)
+    def enter_module(self, path: str, inputs: object) -> None:
+        self.given.setdefault(path, inputs)
 
     def leave_module(self, path: str, output: object) -> None:
         self.made.setdefault(path, tensors_of(output))
@@ -59,33 +59,35 @@ def kept_by_blocks(traced: TracedModule, samples: int, low: bool, saved: dict[st
     run = _FirstCalls(traced, samples, low)
     with run.running():
         run.called()
-    held, found = set(run.own), {}
-    known: dict[Hashable, _KeptTensors | None] = {}
+    own_storages, kept_bytes = set(run.own), {}
+    partitions: dict[Hashable, _KeptTensors | None] = {}
     for path in (path for path in run.given if path in run.cut.blocks):
-        module, given = run.cut.layers[path], tensors_of(run.given[path])
-        alike = (type(module), saved.get(path), *((t.shape, t.dtype) for t in (*module.parameters(), *given)))
-        if alike not in known:
+        module, block_inputs = run.cut.layers[path], tensors_of(run.given[path])
+        key = (type(module), saved.get(path), *((t.shape, t.dtype) for t in (*module.parameters(), *block_inputs)))
+        if key not in partitions:
             with run.fake, torch.autocast("cpu", dtype=torch.bfloat16, enabled=low):
-                known[alike] = _partition(module, run.given[path])
-        kept = known[alike]
-        if kept is None:
+                partitions[key] = _partition(module, run.given[path])
+        partition = partitions[key]
+        if partition is None:
             continue
-        pieces = [*(given[n] for n in kept.inputs), *(run.made[path][n] for n in kept.outputs)]
-        new = {storage(piece): piece.untyped_storage().nbytes() for piece in pieces if storage(piece) not in held}
-        held |= new.keys()
-        found[path] = kept.others + sum(new.values())
-    return found
+        pieces = [*(block_inputs[n] for n in partition.inputs), *(run.made[path][n] for n in partition.outputs)]
+        new = {
+            storage(piece): piece.untyped_storage().nbytes() for piece in pieces if storage(piece) not in own_storages
+        }
+        own_storages |= new.keys()
+        kept_bytes[path] = partition.others + sum(new.values())
+    return kept_bytes
 
 
-def _partition(module: nn.Module, given: object) -> _KeptTensors | None:
+def _partition(module: nn.Module, inputs: object) -> _KeptTensors | None:
     """Partitions the block's work into forward and backward pass by the compiler; returns None if it cannot trace the
     block.
     """
 
-    leaves, form = tree_flatten(given)
-    taken = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    leaves, form = tree_flatten(inputs)
+    input_tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    found: list[_KeptTensors] = []
+    kept_tensors: list[_KeptTensors] = []
 
     def function(*flat: torch.Tensor) -> list[torch.Tensor]:
         rest = iter(flat[len(state) :])
@@ -95,22 +97,26 @@ def _partition(module: nn.Module, given: object) -> _KeptTensors | None:
     try:
         trace_backward(
             function,
-            [*state.values(), *taken],
-            lambda forward, outputs: found.append(_kept_tensors(forward, outputs, len(state))),
+            [*state.values(), *input_tensors],
+            lambda forward, outputs: kept_tensors.append(_kept_tensors(forward, outputs, len(state))),
         )
     except Exception:  # any kind: the user's code is traced
         return None
-    return found[0] if found else None
+    return kept_tensors[0] if kept_tensors else None
 
 
 def _kept_tensors(forward: GraphModule, outputs: int, parameters: int) -> _KeptTensors:
     nodes = forward.graph.find_nodes(op="output")[0].args[0]
     inputs = {node: n - parameters for n, node in enumerate(forward.graph.find_nodes(op="placeholder"))}
-    given = {node: n for n, node in enumerate(nodes[:outputs])}
-    kept = [node for node in nodes[outputs:] if isinstance(node.meta.get("val"), torch.Tensor)]
-    others = {storage(node.meta["val"]): node.meta["val"] for node in kept if node not in inputs and node not in given}
+    output_nodes = {node: n for n, node in enumerate(nodes[:outputs])}
+    saved_nodes = [node for node in nodes[outputs:] if isinstance(node.meta.get("val"), torch.Tensor)]
+    intermediate = {
+        storage(node.meta["val"]): node.meta["val"]
+        for node in saved_nodes
+        if node not in inputs and node not in output_nodes
+    }
     return _KeptTensors(
-        inputs=tuple(inputs[node] for node in kept if inputs.get(node, -1) >= 0),
-        outputs=tuple(given[node] for node in kept if node in given and node not in inputs),
-        others=sum(tensor.untyped_storage().nbytes() for tensor in others.values()),
+        inputs=tuple(inputs[node] for node in saved_nodes if inputs.get(node, -1) >= 0),
+        outputs=tuple(output_nodes[node] for node in saved_nodes if node in output_nodes and node not in inputs),
+        others=sum(tensor.untyped_storage().nbytes() for tensor in intermediate.values()),
     )

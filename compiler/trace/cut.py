@@ -66,20 +66,20 @@ def _blocks(model: nn.Module) -> set[str]:
     modules = dict(model.named_modules())
     plain = {path for path, module in modules.items() if _is_plain(module)}
     named = set(getattr(model, "_no_split_modules", None) or ())
-    given, alike, numbered = [], [], []
+    named_blocks, similar, numbered = [], [], []
     for path, module in modules.items():
         if _is_uncalled(module) or isinstance(module, torch.nn.Sequential):
             children = list(_elements(path, module))
-            given += [name for name, child in children if type(child).__name__ in named]
-            alike += _repeated(children)
+            named_blocks += [name for name, child in children if type(child).__name__ in named]
+            similar += _repeated(children)
         else:
             numbered += _repeated_attributes(path, module)
     # A plain Sequential of blocks is a list of them rather than a block.
-    alike = [p for p in alike if not (p in plain and any(_within(q, p) for q in alike))]
-    alike = [p for p in alike if not any(_within(p, q) or _within(q, p) for q in given)]
-    numbered = [p for p in numbered if not any(_within(p, q) or _within(q, p) for q in (*given, *alike))]
-    every = (given, alike, numbered)
-    return {p for paths in every for p in paths if not any(_within(p, q) for q in paths)}
+    similar = [p for p in similar if not (p in plain and any(_within(q, p) for q in similar))]
+    similar = [p for p in similar if not any(_within(p, q) or _within(q, p) for q in named_blocks)]
+    numbered = [p for p in numbered if not any(_within(p, q) or _within(q, p) for q in (*named_blocks, *similar))]
+    candidates = (named_blocks, similar, numbered)
+    return {p for paths in candidates for p in paths if not any(_within(p, q) for q in paths)}
 
 
 def _is_uncalled(module: nn.Module) -> bool:
@@ -123,5 +123,5 @@ def _kind(module: nn.Module) -> object:
     return (type(module), *(_kind(child) for child in module.children())) if _is_plain(module) else type(module)
 
 
-def _within(path: str, other: str) -> bool:
-    return path.startswith(other + ".")
+def _within(path: str, ancestor: str) -> bool:
+    return path.startswith(ancestor + ".")

@@ -61,7 +61,7 @@ def cpu_tensor_of_loss(loss: Callable[..., object], output: object, target: obje
     """Returns the place where `loss` does; it is called with GPU copies of an output and a target on the CPU."""
 
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    pair = [map_tensors(lambda tensor: _on_gpu(tensor, fake), each) for each in (output, target)]
+    pair = [map_tensors(lambda tensor: _on_gpu(tensor, fake), structure) for structure in (output, target)]
     return _find_mismatch(lambda: loss(*pair), fake, torch.nn.Identity())
 
 
@@ -89,12 +89,12 @@ def _run_operation(func: Operator, args: Arguments, kwargs: Options) -> object:
 
 
 @contextmanager
-def _replaced_tensors(model: nn.Module, other: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+def _replaced_tensors(model: nn.Module, replace: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
     """Replaces the parameters and buffers of a module while the context lasts; tied ones stay tied."""
 
-    with ExitStack() as around:
+    with ExitStack() as stack:
         for module in model.modules():
-            around.callback(own_parameters(module).update, dict(own_parameters(module)))
-            around.callback(own_buffers(module).update, dict(own_buffers(module)))
-        replace_tensors(model, other)
+            stack.callback(own_parameters(module).update, dict(own_parameters(module)))
+            stack.callback(own_buffers(module).update, dict(own_buffers(module)))
+        replace_tensors(model, replace)
         yield

@@ -46,9 +46,9 @@ def formulas() -> dict[object, Callable[..., int]]:
     def convolution_back(grad: Tensor, x: Tensor, w: Tensor, *rest: Argument, **_: object) -> int:
         # Each gradient takes as many FLOPs as the forward; for a grouped convolution's weights torch counts as if
         # ungrouped.
-        transposed, wanted = rest[4], rest[7]
-        each = conv_flop_count(list(x.shape), list(w.shape), list(grad.shape), transposed=transposed)
-        return int(each) * (int(wanted[0]) + int(wanted[1]))
+        transposed, output_mask = rest[4], rest[7]
+        pass_flops = conv_flop_count(list(x.shape), list(w.shape), list(grad.shape), transposed=transposed)
+        return int(pass_flops) * (int(output_mask[0]) + int(output_mask[1]))
 
     def recurrent(x: Tensor, w: Tensor, u: Tensor, *_: object, **__: object) -> int:
         return 2 * int(x.shape[0] * x.shape[1]) * int(w.numel() + u.numel())

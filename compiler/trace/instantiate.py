@@ -93,12 +93,12 @@ def made_without_memory(make: Callable[[], object], fake: FakeTensorMode) -> nn.
 
     with fake:
         try:
-            made = make()
+            user_object = make()
         except (RuntimeError, TypeError, ValueError, AssertionError):  # raised for tensors without numbers
-            made = None
+            user_object = None
         if fake.quantized:
-            made = None
-    module = as_module(make() if made is None else made)
+            user_object = None
+    module = as_module(make() if user_object is None else user_object)
     _empty(module, fake)
     return module
 
@@ -107,14 +107,15 @@ def _check_layouts(module: nn.Module) -> None:
     """Raises TraceError for a tensor that is no array of numbers: ranks could neither share it out nor save it."""
 
     for path, part in module.named_modules():
-        held = {name: value for name, value in vars(part).items() if name not in MODULE_MAPPINGS}
+        attributes = {name: value for name, value in vars(part).items() if name not in MODULE_MAPPINGS}
         registered = dict(part.named_parameters(recurse=False)) | dict(part.named_buffers(recurse=False))
-        for name, tensor in (held | registered).items():
+        for name, tensor in (attributes | registered).items():
             if not isinstance(tensor, torch.Tensor) or (layout := _layout(tensor)) is None:
                 continue
-            where, (kind, remedy) = f"{path}.{name}" if path else name, layout
+            path_of_value, (kind, remedy) = f"{path}.{name}" if path else name, layout
             raise TraceError(
-                f"`{where}` ({type(part).__name__}) is {kind}, and dslc takes tensors that are plain arrays of numbers",
+                f"`{path_of_value}` ({type(part).__name__}) is {kind}, and dslc takes tensors that are plain "
+                "arrays of numbers",
                 remedy=remedy,
             )
 
@@ -134,15 +135,15 @@ def _layout(tensor: torch.Tensor) -> tuple[str, str] | None:
     return f"a sparse tensor (`{layout}`)", remedy
 
 
-def as_module(made: object) -> nn.Module:
+def as_module(user_object: object) -> nn.Module:
     """Returns it in training mode, as in the step that is traced."""
 
-    if not isinstance(made, torch.nn.Module):
-        raise TraceError(f"it returns a `{type(made).__name__}`, not a `torch.nn.Module`")
-    _check_layouts(made)
-    _check_memory(made)
-    _check_dtypes(made)
-    return made.train()
+    if not isinstance(user_object, torch.nn.Module):
+        raise TraceError(f"it returns a `{type(user_object).__name__}`, not a `torch.nn.Module`")
+    _check_layouts(user_object)
+    _check_memory(user_object)
+    _check_dtypes(user_object)
+    return user_object.train()
 
 
 def _check_dtypes(model: nn.Module) -> None:
@@ -177,10 +178,10 @@ def _check_memory(model: nn.Module) -> None:
             start = int(parameter.storage_offset())
             ranges[storage_identity(parameter)].append((start, start + extent, name))
     for shared in ranges.values():
-        for (_, end, one), (start, _, other) in pairwise(sorted(shared)):
+        for (_, end, one), (start, _, following) in pairwise(sorted(shared)):
             if start < end:
                 raise TraceError(
-                    f"its parameters `{one}` and `{other}` overlap in memory",
+                    f"its parameters `{one}` and `{following}` overlap in memory",
                     "`clone()` each; or make one parameter, and take views of it in `forward`",
                 )
 
@@ -197,27 +198,27 @@ def _empty(model: nn.Module, fake: FakeTensorMode) -> None:
     replace_tensors(model, emptied)
 
 
-def replace_tensors(model: nn.Module, other: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Replaces parameters and buffers by what `other` returns of each; tied ones stay tied."""
+def replace_tensors(model: nn.Module, replace: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Replaces parameters and buffers by what `replace` returns of each; tied ones stay tied."""
 
     tensors: dict[int, torch.Tensor] = {}
     for module in model.modules():
-        for held in (own_parameters(module), own_buffers(module)):
-            for name, tensor in held.items():
+        for own_tensors in (own_parameters(module), own_buffers(module)):
+            for name, tensor in own_tensors.items():
                 if tensor is None:
                     continue
                 if id(tensor) not in tensors:
-                    new = other(tensor)
-                    if new is not tensor and held is own_parameters(module):
+                    new = replace(tensor)
+                    if new is not tensor and own_tensors is own_parameters(module):
                         new = torch.nn.Parameter(new, tensor.requires_grad)
                     tensors[id(tensor)] = new
-                held[name] = tensors[id(tensor)]  # type: ignore[assignment]
+                own_tensors[name] = tensors[id(tensor)]  # type: ignore[assignment]
 
 
 def _ties(model: nn.Module) -> tuple[tuple[str, str], ...]:
-    first: dict[int, str] = {}
+    first_path: dict[int, str] = {}
     named = list(model.named_parameters(remove_duplicate=False))
-    return tuple((name, first[id(p)]) for name, p in named if first.setdefault(id(p), name) != name)
+    return tuple((name, first_path[id(p)]) for name, p in named if first_path.setdefault(id(p), name) != name)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -33,18 +33,20 @@ def try_low_copy(model: nn.Module, input: TensorFact | Example, dtype: str, unit
         return  # there are no parameters
 
     def cast(value: UserValue) -> UserValue:
-        return tree_map_only(torch.Tensor, lambda each: each.to(low) if each.is_floating_point() else each, value)
+        return tree_map_only(
+            torch.Tensor, lambda tensor: tensor.to(low) if tensor.is_floating_point() else tensor, value
+        )
 
     def cast_arguments(
         module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[tuple[object, ...], dict[str, object]]:
         return cast(args), cast(kwargs)
 
-    with ExitStack() as around:
+    with ExitStack() as stack:
         for context in (fake, OperationMode(_run_of_one_dtype), torch.no_grad()):
-            around.enter_context(context)
+            stack.enter_context(context)
         for module in (model, *map(model.get_submodule, units)):
-            around.callback(module.register_forward_pre_hook(cast_arguments, with_kwargs=True).remove)
+            stack.callback(module.register_forward_pre_hook(cast_arguments, with_kwargs=True).remove)
         low_parameters = cast(dict(model.named_parameters()))
 
         def with_low(*args: object, **kwargs: object) -> object:

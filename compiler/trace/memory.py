@@ -91,14 +91,14 @@ class Walk(Run):
         self._entry = self._live
 
     def operation(self, func: Operator, args: Arguments, kwargs: Options, result: object) -> None:
-        made = []
+        results = []
         for tensor in tensors_of(result):
             key = storage(tensor)
             if key in self.own or key in self._alive:
                 continue
             places = storages_of(tensor)
             size = sum(place.nbytes() for place in places)
-            made.append((size, tensor.numel()))
+            results.append((size, tensor.numel()))
             self._live += size
             self._alive[key] = weakref.ref(places[0], self._release_callback(key, size))
         copies = is_cast(func)
@@ -110,21 +110,23 @@ class Walk(Run):
             stays = self._keep_gradients(layer, args)
             self._back |= {key: layer for tensor in tensors_of(result) if (key := storage(tensor)) not in self.own}
         reorders = _reorders(args) if func.name() == "aten::convolution_backward" else None
-        self.steps.append(Step(layer, self.going_back, self._live, self._entry, tuple(made), copies, stays, reorders))
+        self.steps.append(
+            Step(layer, self.going_back, self._live, self._entry, tuple(results), copies, stays, reorders)
+        )
 
     def _keep_gradients(self, layer: str, args: object) -> int:
         """Keeps the gradients from which an operation of the backward pass makes others with a weight that trains;
         returns their bytes.
         """
-        given = {storage(tensor): tensor for tensor in tensors_of(args)}
-        if not any(map(self._is_trained, given)):
+        tensors_given = {storage(tensor): tensor for tensor in tensors_of(args)}
+        if not any(map(self._is_trained, tensors_given)):
             return 0
         stays = 0
         self.weighted[layer] += 1
-        for key in (given.keys() & self._back.keys() & self._alive.keys()) - self._kept.keys():
-            self._kept[key] = given[key]
-            stays += storage_bytes(given[key])
-            self.passed[layer] += storage_bytes(given[key]) if self._back[key] != layer else 0
+        for key in (tensors_given.keys() & self._back.keys() & self._alive.keys()) - self._kept.keys():
+            self._kept[key] = tensors_given[key]
+            stays += storage_bytes(tensors_given[key])
+            self.passed[layer] += storage_bytes(tensors_given[key]) if self._back[key] != layer else 0
         self.stays[layer] += stays
         return stays
 
@@ -160,19 +162,21 @@ def _reorders(args: Sequence[Argument]) -> Reorders | None:
     tensors as they are. It gives a result in its own order, which torch copies, if there is a stride and no groups.
     """
 
-    gradient, taken, _, _, stride, _, _, transposed, _, groups, wanted = args
-    last = torch.channels_last if taken.dim() == 4 else torch.channels_last_3d
-    if taken.dtype == torch.float64 or (taken.dim() > 3 and taken.is_contiguous(memory_format=last)):
+    gradient, operand, _, _, stride, _, _, transposed, _, groups, output_mask = args
+    last_format = torch.channels_last if operand.dim() == 4 else torch.channels_last_3d
+    if operand.dtype == torch.float64 or (operand.dim() > 3 and operand.is_contiguous(memory_format=last_format)):
         return None
-    given, size = storage_bytes(gradient), taken.numel() * taken.element_size()
-    copied = 2 * size if max(stride) > 1 and groups == 1 and not transposed else max(size, given)
-    return Reorders(size + copied if wanted[0] else 0, size + given if wanted[1] else 0)
+    gradient_bytes, size = storage_bytes(gradient), operand.numel() * operand.element_size()
+    copied = 2 * size if max(stride) > 1 and groups == 1 and not transposed else max(size, gradient_bytes)
+    return Reorders(size + copied if output_mask[0] else 0, size + gradient_bytes if output_mask[1] else 0)
 
 
-def measure(run: Run, saved: dict[str, int], given: dict[str, int], tail: dict[str, int]) -> dict[str, Working]:
+def measure(
+    run: Run, saved: dict[str, int], gradient_sizes: dict[str, int], tail: dict[str, int]
+) -> dict[str, Working]:
     """Returns the working memory of each layer of `run`'s module. `saved` is the activations that each keeps of a
-    sample, in order, `tail` those after its last operation with weights, `given` its inputs. {} if the two runs have
-    different operations.
+    sample, in order, `tail` those after its last operation with weights, `gradient_sizes` its inputs. {} if the two
+    runs have different operations.
     """
     walks = []
     for gradients in (True, False):
@@ -188,8 +192,8 @@ def measure(run: Run, saved: dict[str, int], given: dict[str, int], tail: dict[s
     halves = _halves(run, saved, tail)
     return {
         layer: Working(
-            forward=given[layer] + forward[layer],
-            dropping=given[layer] + dropping[layer],
+            forward=gradient_sizes[layer] + forward[layer],
+            dropping=gradient_sizes[layer] + dropping[layer],
             copied=walks[0].copied[layer],
             backward=tuple(backward[layer]),
             cast=walks[0].cast[layer],
@@ -211,30 +215,32 @@ def _halves(run: Run, saved: dict[str, int], tail: dict[str, int]) -> dict[str, 
         {layer: (more[layer] - less[layer]) // (LARGE - SMALL) for layer in saved}
         for less, more in ((small.stays, large.stays), (small.passed, large.passed))
     )
-    kept = sum(saved.values())
-    first: dict[str, int] = defaultdict(int)
+    saved_bytes = sum(saved.values())
+    first_half: dict[str, int] = defaultdict(int)
     weighted: dict[str, list[tuple[int, int]]] = defaultdict(list)  # operations: the bytes that stay, and weights
     layers: dict[str, int] = {}  # bytes that the layers after one keep, in the order of the backward pass
-    for one, other in zip(small.steps, large.steps, strict=True):
+    for one, large_step in zip(small.steps, large.steps, strict=True):
         if not one.back or one.layer not in saved:
             continue
-        after = layers.setdefault(one.layer, sum(stays[layer] for layer in layers))
-        first[one.layer] = max(first[one.layer], (other.level - one.level) // (LARGE - SMALL) - kept - after)
-        fixed = 0 if one.copies else _fixed(one, other)
-        if other.stays > one.stays:
-            weighted[one.layer].append(((other.stays - one.stays) // (LARGE - SMALL), fixed))
+        staying = layers.setdefault(one.layer, sum(stays[layer] for layer in layers))
+        first_half[one.layer] = max(
+            first_half[one.layer], (large_step.level - one.level) // (LARGE - SMALL) - saved_bytes - staying
+        )
+        fixed = 0 if one.copies else _fixed(one, large_step)
+        if large_step.stays > one.stays:
+            weighted[one.layer].append(((large_step.stays - one.stays) // (LARGE - SMALL), fixed))
         elif fixed and weighted[one.layer]:
             stay, numbers = weighted[one.layer].pop()
             weighted[one.layer].append((stay, numbers + fixed))
     halves = {}
     for layer, size in saved.items():
-        most, left = repeated_bytes(size, small.weighted[layer], stays[layer])
+        most, remaining = repeated_bytes(size, small.weighted[layer], stays[layer])
         halves[layer] = Halves(
             gradients=stays[layer],
             most=most,
-            left=left,
+            left=remaining,
             copied=small.weighted[layer] * small.copied[layer],
-            first=first[layer],
+            first=first_half[layer],
             passed=passed[layer],
             tail=tail[layer],
             freed=stays[layer],
@@ -245,10 +251,10 @@ def _halves(run: Run, saved: dict[str, int], tail: dict[str, int]) -> dict[str, 
 
 def _second_half(weighted: list[tuple[int, int]]) -> tuple[WorkingSet, ...]:
     """Returns the moments in which operations, in forward order, make the gradients of their weights."""
-    moments, freed, made = [], 0, 0
+    moments, freed, new_bytes = [], 0, 0
     for stays, numbers in weighted:
-        made += numbers
-        moments.append(WorkingSet(freed, numbers, 0, made))
+        new_bytes += numbers
+        moments.append(WorkingSet(freed, numbers, 0, new_bytes))
         freed += stays
     return tuple(moments)
 
@@ -264,9 +270,9 @@ def _same(small: list[Step], large: list[Step]) -> bool:
 
 def _forward(small: list[Step], large: list[Step]) -> dict[str, int]:
     most: dict[str, int] = defaultdict(int)
-    for one, other in zip(small, large, strict=True):
+    for one, large_step in zip(small, large, strict=True):
         if not one.back:
-            grown = (other.level - other.entry - one.level + one.entry) // (LARGE - SMALL)
+            grown = (large_step.level - large_step.entry - one.level + one.entry) // (LARGE - SMALL)
             most[one.layer] = max(most[one.layer], grown)
     return most
 
@@ -282,25 +288,27 @@ def _backward(small: list[Step], large: list[Step], saved: dict[str, int]) -> tu
         earlier += size
     moments: Moments = defaultdict(list)
     on_cpu: Moments = defaultdict(list)
-    made: dict[str, int] = defaultdict(int)
-    for one, other in zip(small, large, strict=True):
+    new_bytes: dict[str, int] = defaultdict(int)
+    for one, large_step in zip(small, large, strict=True):
         if not one.back:
             continue
-        fixed = _fixed(one, other)
+        fixed = _fixed(one, large_step)
         copies = fixed // 2 if one.copies else 0
-        before = made[one.layer]
+        bytes_before = new_bytes[one.layer]
         if not one.copies:
-            made[one.layer] += fixed
-        grown = (other.level - one.level) // (LARGE - SMALL) - below.get(one.layer, 0)
-        _note(moments[one.layer], WorkingSet(max(0, grown), fixed, copies, made[one.layer]))
-        if one.reorders is None or other.reorders is None:
+            new_bytes[one.layer] += fixed
+        grown = (large_step.level - one.level) // (LARGE - SMALL) - below.get(one.layer, 0)
+        _note(moments[one.layer], WorkingSet(max(0, grown), fixed, copies, new_bytes[one.layer]))
+        if one.reorders is None or large_step.reorders is None:
             continue
-        results = sum(size for size, _ in other.made) - sum(size for size, _ in one.made)
-        ahead = (other.reorders.input - one.reorders.input - results) // (LARGE - SMALL)
-        after = (other.reorders.weight - one.reorders.weight) // (LARGE - SMALL)
-        _note(on_cpu[one.layer], WorkingSet(max(0, grown + ahead), 0, 0, before))
-        _note(on_cpu[one.layer], WorkingSet(max(0, grown + after), fixed, 0, made[one.layer]))
-        _note(on_cpu[one.layer], WorkingSet(max(0, grown), fixed, fixed, made[one.layer]))  # copied from oneDNN's order
+        results = sum(size for size, _ in large_step.made) - sum(size for size, _ in one.made)
+        reordered = (large_step.reorders.input - one.reorders.input - results) // (LARGE - SMALL)
+        reordered_weight = (large_step.reorders.weight - one.reorders.weight) // (LARGE - SMALL)
+        _note(on_cpu[one.layer], WorkingSet(max(0, grown + reordered), 0, 0, bytes_before))
+        _note(on_cpu[one.layer], WorkingSet(max(0, grown + reordered_weight), fixed, 0, new_bytes[one.layer]))
+        _note(
+            on_cpu[one.layer], WorkingSet(max(0, grown), fixed, fixed, new_bytes[one.layer])
+        )  # copied from oneDNN's order
     return moments, on_cpu
 
 

@@ -120,7 +120,7 @@ def register_namespace(kind: type) -> None:
         lambda value: (list(vars(value).values()), list(vars(value))),
         lambda values, names: kind(**dict(zip(names, values, strict=True))),
         flatten_with_keys_fn=lambda value: (
-            [(MappingKey(name), each) for name, each in vars(value).items()],
+            [(MappingKey(name), attribute) for name, attribute in vars(value).items()],
             list(vars(value)),
         ),
     )
@@ -251,8 +251,8 @@ COLLECTIVE_SPACES = ("c10d", "_c10d_functional", "_dtensor")  # where operators 
 
 def number_of() -> Operator:
     """Returns the operator behind `.item()`."""
-    found: Operator = torch.ops.aten._local_scalar_dense.default
-    return found
+    operator: Operator = torch.ops.aten._local_scalar_dense.default
+    return operator
 
 
 def attention_on_cpu() -> tuple[OpOverloadPacket, OpOverloadPacket]:
@@ -368,14 +368,16 @@ class NamedDevices(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., object], types: Sequence[type], args: Arguments = (), kwargs: Options | None = None
     ) -> object:
-        given = dict(kwargs or {})
+        arguments = dict(kwargs or {})
         if func is Tensor.cuda:
             return args[0].to(self._instead)
-        if given.get("device") is not None:
-            given["device"] = self._device(given["device"])
+        if arguments.get("device") is not None:
+            arguments["device"] = self._device(arguments["device"])
         if func is Tensor.to:
-            args = tuple(self._device(each) if isinstance(each, str | torch.device) else each for each in args)
-        return func(*args, **given)
+            args = tuple(
+                self._device(argument) if isinstance(argument, str | torch.device) else argument for argument in args
+            )
+        return func(*args, **arguments)
 
     def _device(self, name: str | int | torch.device) -> torch.device:
         device = torch.device("cuda", name) if isinstance(name, int) else torch.device(name)
@@ -444,9 +446,9 @@ def is_on_its_way(output: object) -> bool:
 FUNCTIONAL_COLLECTIVES = "_c10d_functional"  # the operators behind DTensor and the functional collectives
 
 
-def gather_into(whole: Tensor, part: Tensor, ranks: int, group: object) -> None:
+def gather_into(full_tensor: Tensor, part: Tensor, ranks: int, group: object) -> None:
     """Starts the functional all-gather into one tensor."""
-    torch.ops._c10d_functional.all_gather_into_tensor_out(part, ranks, group, out=whole)
+    torch.ops._c10d_functional.all_gather_into_tensor_out(part, ranks, group, out=full_tensor)
 
 
 def unpickle_objects_with(unpickler: type) -> None:
@@ -504,10 +506,13 @@ def pipeline_runtime(
 
 
 def run_microbatches(
-    runtime: _PipelineScheduleRuntime, inputs: list[Arguments], beside: list[dict[str, Argument]], targets: list[Tensor]
+    runtime: _PipelineScheduleRuntime,
+    inputs: list[Arguments],
+    keywords: list[dict[str, Argument]],
+    targets: list[Tensor],
 ) -> None:
     """Runs the table over micro-batches; the public `step` takes a whole batch, which it cuts itself."""
-    runtime._step_microbatches(inputs, beside, targets, return_outputs=False)
+    runtime._step_microbatches(inputs, keywords, targets, return_outputs=False)
 
 
 # ----------------------------------------------------------------------------------------------------- torch.compile
@@ -565,7 +570,7 @@ def has_cpp_compiler() -> bool:
 
 
 def trace_backward(
-    function: Callable[..., list[Tensor]], given: Sequence[Tensor], divided: Callable[[GraphModule, int], None]
+    function: Callable[..., list[Tensor]], tensors_given: Sequence[Tensor], divided: Callable[[GraphModule, int], None]
 ) -> None:
     """Traces a function forward and backward as the compiler does, and calls `divided` with the graph of the forward
     pass and the number of outputs.
@@ -581,11 +586,11 @@ def trace_backward(
         divided(halves[0], num_fwd_outputs)
         return halves
 
-    made = aot_function(
+    compiled = aot_function(
         function,
         fw_compiler=lambda graph, _: graph,
         bw_compiler=lambda graph, _: graph,
         partition_fn=divide,
         decompositions=select_decomp_table(),
     )
-    made(*given)
+    compiled(*tensors_given)

@@ -95,7 +95,7 @@ class Run:
     def operation(self, func: Operator, args: Arguments, kwargs: Options, result: object) -> None:
         """Called after an operation."""
 
-    def enter_module(self, path: str, given: object) -> None:
+    def enter_module(self, path: str, inputs: object) -> None:
         """Called when a layer begins, with its inputs."""
 
     def leave_module(self, path: str, output: object) -> None:
@@ -115,24 +115,24 @@ class Run:
     def running(self) -> Iterator[None]:
         """Sets up the contexts of a forward pass."""
 
-        with ExitStack() as around:
+        with ExitStack() as stack:
             for path, module in self.cut.layers.items():
                 enter = module.register_forward_pre_hook(self._enter(path), with_kwargs=True)
-                around.callback(enter.remove)
-                around.callback(module.register_forward_hook(self._leave(path)).remove)
-            around.enter_context(self.fake)
-            around.enter_context(self._dispatch_mode())
-            around.enter_context(torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.low))
+                stack.callback(enter.remove)
+                stack.callback(module.register_forward_hook(self._leave(path)).remove)
+            stack.enter_context(self.fake)
+            stack.enter_context(self._dispatch_mode())
+            stack.enter_context(torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.low))
             self.moved()
             yield
 
-    def called(self, **given: object) -> object:
+    def called(self, **arguments: object) -> object:
         """Returns the model's output, with these arguments besides. Raises TraceError if it makes nested tensors, which
         torch cannot run so.
         """
 
         def model(*args: object, **kwargs: object) -> object:
-            return self.model(*args, **kwargs, **given)
+            return self.model(*args, **kwargs, **arguments)
 
         try:
             return call(model, self.model.forward, self.input)

@@ -24,30 +24,30 @@ class StreamError(ValueError):
     """An object that cannot be read as a stream."""
 
 
-def is_stream(made: object) -> bool:
+def is_stream(user_object: object) -> bool:
     """True for what is read one sample after another."""
-    kinds = {kind.__name__ for kind in type(made).__mro__ if kind.__module__.startswith("torch.utils.data")}
+    kinds = {kind.__name__ for kind in type(user_object).__mro__ if kind.__module__.startswith("torch.utils.data")}
     if "DataLoader" in kinds:  # it gives batches
         return False
-    if "IterableDataset" in kinds or (hasattr(made, "shards") and callable(getattr(made, "shard", None))):
+    if "IterableDataset" in kinds or (hasattr(user_object, "shards") and callable(getattr(user_object, "shard", None))):
         return True
-    indexed = hasattr(made, "__len__") and hasattr(made, "__getitem__")
-    return hasattr(made, "__iter__") and not indexed
+    indexed = hasattr(user_object, "__len__") and hasattr(user_object, "__getitem__")
+    return hasattr(user_object, "__iter__") and not indexed
 
 
 class Shards:
     """The shards of a stream, numbered from 0. Raises StreamError."""
 
-    def __init__(self, made: UserValue) -> None:
-        if hasattr(made, "__next__") and iter(made) is made:
+    def __init__(self, user_object: UserValue) -> None:
+        if hasattr(user_object, "__next__") and iter(user_object) is user_object:
             raise StreamError(
-                f"a `{type(made).__name__}` ends after one pass: give an object whose `__iter__` begins anew, or one "
-                "with `shards` and `shard(n)`"
+                f"a `{type(user_object).__name__}` ends after one pass: give an object whose `__iter__` begins anew, "
+                "or one with `shards` and `shard(n)`"
             )
-        self._made, self._parts = made, callable(getattr(made, "shard", None))
-        self._library = self._parts and hasattr(made, "num_shards")  # of Hugging Face
+        self._made, self._parts = user_object, callable(getattr(user_object, "shard", None))
+        self._library = self._parts and hasattr(user_object, "num_shards")  # of Hugging Face
         name = "num_shards" if self._library else "shards"
-        self.count: int = getattr(made, name) if self._parts else 1
+        self.count: int = getattr(user_object, name) if self._parts else 1
         if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1:
             raise StreamError(f"`{name}` of the stream is {self.count!r}: it has to be a whole number from 1 up")
 
@@ -61,23 +61,23 @@ class Shards:
 
     def open(self, number: int, epoch: int, state: UserValue = None) -> Shard:
         """Returns shard `number` in pass `epoch`, from its beginning or from a state."""
-        made = self._made
+        user_object = self._made
         if self._library:
-            made = made.shard(num_shards=self.count, index=number) if self.count > 1 else made
-        if hasattr(made, "set_epoch"):
-            made.set_epoch(epoch)
-        return Shard(made.shard(number) if self._parts and not self._library else made, state)
+            user_object = user_object.shard(num_shards=self.count, index=number) if self.count > 1 else user_object
+        if hasattr(user_object, "set_epoch"):
+            user_object.set_epoch(epoch)
+        return Shard(user_object.shard(number) if self._parts and not self._library else user_object, state)
 
 
 class Shard(Iterator[object]):
     """The samples of a shard, one after another."""
 
-    def __init__(self, made: UserValue, state: UserValue = None) -> None:
-        self._made = made
-        if state is not None and hasattr(made, "load_state_dict"):
-            made.load_state_dict(state)
+    def __init__(self, user_object: UserValue, state: UserValue = None) -> None:
+        self._made = user_object
+        if state is not None and hasattr(user_object, "load_state_dict"):
+            user_object.load_state_dict(state)
             state = None
-        self._iterator: UserValue = iter(made)
+        self._iterator: UserValue = iter(user_object)
         if state is not None:
             self._iterator.load_state_dict(state)
 
@@ -88,10 +88,10 @@ class Shard(Iterator[object]):
         """Returns the state after the samples so far, as JSON holds it; None if there is none."""
         for holder in (self._made, self._iterator):
             if hasattr(holder, "state_dict") and hasattr(holder, "load_state_dict"):
-                found = holder.state_dict()
+                user_state = holder.state_dict()
                 try:
-                    copy = json.loads(json.dumps(found))
-                    return copy if copy == found else None
+                    copy = json.loads(json.dumps(user_state))
+                    return copy if copy == user_state else None
                 except (TypeError, ValueError):
                     return None
         return None

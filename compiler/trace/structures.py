@@ -86,25 +86,25 @@ def attribute_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yields the tensors that a module keeps as plain attributes, or within one, by name: `table`, `tables["a"][0]`,
     `rope.table` of an object that is no module.
     """
-    seen: set[int] = set()
+    visited: set[int] = set()
     for name, value in vars(module).items():
         if name not in MODULE_MAPPINGS:
-            yield from _tensors_inside(value, name, seen)
+            yield from _tensors_inside(value, name, visited)
 
 
 _DEPTH = 6  # of objects within objects
 
 
-def _tensors_inside(value: object, path: str, seen: set[int], depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+def _tensors_inside(value: object, path: str, visited: set[int], depth: int = 0) -> Iterator[tuple[str, Tensor]]:
     """Yields the tensors in a collection, in the attributes of an object, or kept by a function, by their path."""
     if isinstance(value, Tensor):
         yield path, value
         return
-    if id(value) in seen or depth > _DEPTH:
+    if id(value) in visited or depth > _DEPTH:
         return
     for place, part in _parts_of(value):
-        seen.add(id(value))
-        yield from _tensors_inside(part, path + place, seen, depth + 1)
+        visited.add(id(value))
+        yield from _tensors_inside(part, path + place, visited, depth + 1)
 
 
 def _parts_of(value: object) -> Iterable[tuple[str, object]]:
@@ -126,7 +126,7 @@ def _parts_of(value: object) -> Iterable[tuple[str, object]]:
         names = [field.name for field in dataclasses.fields(value)]
     else:
         slots = (getattr(kind, "__slots__", ()) for kind in type(value).__mro__)
-        names = [name for each in slots for name in ([each] if isinstance(each, str) else each)]
+        names = [name for entry in slots for name in ([entry] if isinstance(entry, str) else entry)]
         names += getattr(value, "__dict__", ())
     return [(f".{name}", getattr(value, name, None)) for name in names]
 

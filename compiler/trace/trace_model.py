@@ -86,15 +86,15 @@ def trace_model(
     input: TensorFact | Example,
     *,
     loss: Loss | None = None,
-    counted: CountedLoss | None = None,
+    counted_loss: CountedLoss | None = None,
     outputs: Outputs | None = None,
     low: bool = False,
     compile: bool = False,
     tensor: int = 1,
     tensor_plan: tuple[str, ...] | None = None,
-    skipped: BlockReuse | None = None,
+    reuse: BlockReuse | None = None,
     context: int = 1,
-    asked: Asked = lambda known: nullcontext(),
+    ask: Asked = lambda facts: nullcontext(),
     frozen: tuple[str, ...] = (),
 ) -> ModelFacts:
     """Returns the facts of the module that `make()` makes, for a sample `input`.
@@ -103,19 +103,19 @@ def trace_model(
     no more than `REAL` bytes; `looks` then says where it does.
 
     `loss`, of an output and a target of the example, is the loss, where only its gradient tells which parameters are
-    used. `counted` is a loss that counts by itself, over pieces of sequences. `outputs` takes outputs like the
+    used. `counted_loss` is a loss that counts by itself, over pieces of sequences. `outputs` takes outputs like the
     module's. `low`: the job runs in 16 bits, so that a module that fails under autocast is at fault; otherwise its
     float32 bytes stand for the bytes under autocast. `compile`: torch compiles its blocks, which then keep less.
-    `tensor`: ranks of a tensor axis, over which `tensor_plan`, or a plan of the module's own, cuts it. With `skipped`,
-    blocks that are alike are traced once; `skipped` then has the skipped blocks. `context`: ranks of a context axis.
+    `tensor`: ranks of a tensor axis, over which `tensor_plan`, or a plan of the module's own, cuts it. With `reuse`,
+    blocks that are alike are traced once; `reuse` then has the skipped blocks. `context`: ranks of a context axis.
     `frozen`: patterns of parameters that the job freezes, so that less is kept; all other facts describe the module as
-    it is made. `asked` makes libraries read numbers that are known (context_parallel_check.py).
+    it is made. `ask` makes libraries read numbers that are known (context_parallel_check.py).
     """
 
     # A module's tensors besides its parameters and buffers may be real.
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     traced = _traced_module(made_without_memory(make, fake), fake, input)
-    skipped = skipped or BlockReuse(wanted=False)
+    reuse = reuse or BlockReuse(wanted=False)
     settings = _Settings(
         loss=loss,
         outputs=outputs,
@@ -123,29 +123,29 @@ def trace_model(
         compile=compile,
         tensor=tensor,
         tensor_plan=tensor_plan,
-        skipped=skipped,
+        skipped=reuse,
         frozen=frozen,
     )
     try:
-        if skipped.wanted:
+        if reuse.wanted:
             try:
                 with frozen_parameters(traced.model, frozen):
-                    skipped.middle, changed = find_repeated_blocks(traced)
+                    reuse.middle, changed = find_repeated_blocks(traced)
             except Exception:  # any kind: what fails there is raised again, and told, where each block is traced
                 changed = True
             if changed:
                 traced = _traced_module(made_without_memory(make, fake), fake, input)
-        if skipped.middle is not None:
+        if reuse.middle is not None:
             try:
-                with skipped.skip_blocks(traced.model):
+                with reuse.skip_blocks(traced.model):
                     return _facts_of(traced, settings)
             except Exception:  # any kind: they are not alike, or it is raised again without leaving them out
-                skipped.middle = None
+                reuse.middle = None
                 traced = _traced_module(made_without_memory(make, fake), fake, input)
         facts = _facts_of(traced, settings)
         if context > 1 and not (isinstance(input, TensorFact) and facts.structured):
             buffers = functools.partial(_buffers, traced.model, make)
-            facts = with_pieces(facts, traced, context, asked, buffers, counted)
+            facts = with_pieces(facts, traced, context, ask, buffers, counted_loss)
         return facts
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         if _parameter_bytes(traced.model) > REAL:
@@ -172,39 +172,51 @@ def _buffers(model: nn.Module, make: Callable[[], object]) -> dict[str, torch.Te
     return dict(as_module(make()).named_buffers())
 
 
-def _facts_of(whole: TracedModule, settings: _Settings) -> ModelFacts:
+def _facts_of(traced_module: TracedModule, settings: _Settings) -> ModelFacts:
     """Runs the module and returns its facts."""
 
-    model, skipped = whole.model, settings.skipped
-    traced = replace(whole, cut=skipped.remaining(whole.cut))
-    first = _Count(traced)
-    first.checked = ("float32", "bfloat16", "float16") if settings.low else ()  # which autocast makes one
+    model, reuse = traced_module.model, settings.skipped
+    traced = replace(traced_module, cut=reuse.remaining(traced_module.cut))
+    first_count = _Count(traced)
+    first_count.checked = ("float32", "bfloat16", "float16") if settings.low else ()  # which autocast makes one
     draws, trained = HostDraws(model), {name: p.requires_grad for name, p in model.named_parameters()}
-    with _normalised(model) as values, _writing(model, first) as (written, parameters_written), draws.watch():
-        output = first.forward()
+    with (
+        _normalised(model) as values,
+        _writing(model, first_count) as (written_names, parameters_written),
+        draws.watch(),
+    ):
+        output = first_count.forward()
     _check_parameters(model, trained)
     if isinstance(traced.input, TensorFact) and isinstance(output, torch.Tensor):
         _check(output)
-    unused = _run_backward(first, output, settings.loss, trained)
-    larger, float32, autocast = _memories(first, output, trained, settings)
+    unused = _run_backward(first_count, output, settings.loss, trained)
+    larger, float32, autocast = _memories(first_count, output, trained, settings)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trained[name])  # `forward` may freeze some
-    figures = (first.flops, first.flops_back, first.multiplies, first.inputs, first.outputs, float32, autocast)
-    skipped.check(*figures)
-    skipped.fill(*figures)
-    first.order, first.astray = skipped.named(first.order), set(skipped.named(sorted(first.astray)))
+    figures = (
+        first_count.flops,
+        first_count.flops_back,
+        first_count.multiplies,
+        first_count.inputs,
+        first_count.outputs,
+        float32,
+        autocast,
+    )
+    reuse.check(*figures)
+    reuse.fill(*figures)
+    first_count.order, first_count.astray = reuse.named(first_count.order), set(reuse.named(sorted(first_count.astray)))
     facts = replace(
         _facts_of_module(model),
-        layers=_layers(whole.cut, first, float32, autocast),
+        layers=_layers(traced_module.cut, first_count, float32, autocast),
         output=fact(output, SMALL) if isinstance(output, torch.Tensor) else grown(output, larger).flat,
         structured=not isinstance(output, torch.Tensor),
         batch_norm_values=min(values, default=None),
-        noise=first.draws is not None,
-        changed=tuple(written),
-        unused=tuple(skipped.shared_parameters(unused)),
-        vocab=first.vocab,
+        noise=first_count.draws is not None,
+        changed=tuple(written_names),
+        unused=tuple(reuse.shared_parameters(unused)),
+        vocab=first_count.vocab,
         network=NetworkFacts(
-            torch_draws=first.draws,
+            torch_draws=first_count.draws,
             host_draws=_place_of_draw(traced) if draws.source else None,
             draws_from=draws.source,
             draws_globally=draws.is_global,
@@ -214,31 +226,31 @@ def _facts_of(whole: TracedModule, settings: _Settings) -> ModelFacts:
     )
     if settings.tensor == 1 or traced.mode is None:
         return facts
-    return with_shares(facts, traced, settings.tensor, settings.tensor_plan, skipped)
+    return with_shares(facts, traced, settings.tensor, settings.tensor_plan, reuse)
 
 
 def _memories(
-    first: _Count, output: object, trained: Mapping[str, bool], settings: _Settings
+    first_count: _Count, output: object, trained: Mapping[str, bool], settings: _Settings
 ) -> tuple[object, dict[str, LayerMemory], dict[str, LayerMemory]]:
     """Runs the module with its frozen parameters; returns the output for the larger batch, and the memory of each layer
     in float32 and under autocast. FLOPs of the backward pass are then those without the frozen parameters.
     """
 
-    traced = first.traced
+    traced = first_count.traced
     with frozen_parameters(traced.model, settings.frozen) as some:
-        counted = first
+        counts = first_count
         if some:
-            counted = _Count(traced)
-            _run_backward(counted, counted.forward(), settings.loss, trained)
-            first.flops_back = counted.flops_back
+            counts = _Count(traced)
+            _run_backward(counts, counts.forward(), settings.loss, trained)
+            first_count.flops_back = counts.flops_back
         second = _Count(traced, LARGE)
         larger = second.forward()
         if settings.outputs is not None and (not isinstance(output, torch.Tensor) or isinstance(traced.input, Example)):
             settings.outputs.write(output, larger)
-        float32 = _memory(counted, second, settings.compile)
+        float32 = _memory(counts, second, settings.compile)
         try:
-            one, other = (_counted_in_16_bits(traced, samples) for samples in (SMALL, LARGE))
-            autocast = _memory(one, other, settings.compile)
+            one, large_count = (_counted_in_16_bits(traced, samples) for samples in (SMALL, LARGE))
+            autocast = _memory(one, large_count, settings.compile)
         except RuntimeError as error:
             if settings.low:
                 raise TraceError(f"under autocast its forward fails: {str(error).strip().split(chr(10))[0]}") from error
@@ -305,17 +317,17 @@ def _normalised(model: nn.Module) -> Iterator[list[int]]:
     samples.
     """
 
-    found: list[int] = []
+    sizes: list[int] = []
 
     def note(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
         if module.training:
-            found.append(args[0].numel() // args[0].shape[1] // SMALL)
+            sizes.append(args[0].numel() // args[0].shape[1] // SMALL)
 
-    with ExitStack() as around:
+    with ExitStack() as stack:
         for module in model.modules():
             if isinstance(module, AnyBatchNorm):
-                around.callback(module.register_forward_pre_hook(note).remove)
-        yield found
+                stack.callback(module.register_forward_pre_hook(note).remove)
+        yield sizes
 
 
 @contextmanager
@@ -335,10 +347,14 @@ def _writing(model: nn.Module, run: _Count) -> Iterator[tuple[list[str], list[st
         return buffers, {name: storage(parameter) for name, parameter in model.named_parameters()}
 
     names: tuple[list[str], list[str]] = ([], [])
-    before = storages()
+    storages_before = storages()
     yield names
-    for written, old, new in zip(names, before, storages(), strict=True):
-        written += [name for name, where in old.items() if where in run.written or new.get(name, where) != where]
+    for names_written, old, new in zip(names, storages_before, storages(), strict=True):
+        names_written += [
+            name
+            for name, storage_id in old.items()
+            if storage_id in run.written or new.get(name, storage_id) != storage_id
+        ]
 
 
 def model_dtype(dtype: torch.dtype) -> DType:
@@ -392,8 +408,8 @@ class _Count(Run):
         with self.running(), torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
             return self.called()
 
-    def enter_module(self, path: str, given: object) -> None:
-        tensors = tensors_of(given)
+    def enter_module(self, path: str, inputs: object) -> None:
+        tensors = tensors_of(inputs)
         self._note(path)
         if tensors:
             batches = [t for t in tensors if t.shape[:1] == (self.samples,)]
@@ -408,13 +424,13 @@ class _Count(Run):
     def _note_kept_inputs(self, path: str, sizes: dict[int, int]) -> None:
         """Counts the inputs that the layer keeps if it is recomputed, each piece of memory at the first block."""
         place = self.order.index(path)
-        before = self.order[place - 1] if place else ""
+        previous = self.order[place - 1] if place else ""
         self._of_block = {}
         for key, size in sizes.items():
             if key not in self._held:
                 if key not in self._inputs:
                     self.full[path] += size
-            elif before in self.cut.blocks and self._held[key] == before:
+            elif previous in self.cut.blocks and self._held[key] == previous:
                 self._of_block[key] = size
         if path in self.cut.blocks:
             self._inputs |= sizes.keys()
@@ -468,8 +484,8 @@ class _Count(Run):
         aten = torch.ops.aten
         if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func):
             self.draws = self.draws or place_of(sys._getframe(1), names_of(self.model), self.model)
-        alone = isinstance(self.input, torch.Tensor)
-        if alone and func is aten.embedding.default and storage(args[1]) == storage(self.input):
+        is_single = isinstance(self.input, torch.Tensor)
+        if is_single and func is aten.embedding.default and storage(args[1]) == storage(self.input):
             rows = args[0].shape[0]
             self.vocab = rows if self.vocab is None else min(self.vocab, rows)
 
@@ -509,17 +525,17 @@ def _memory(small: _Count, large: _Count, compile: bool) -> dict[str, LayerMemor
         less, more = getattr(small, name), getattr(large, name)
         return {path: (more[path] - less[path]) // (LARGE - SMALL) for path in large.order}
 
-    saved, given, products, inputs, tail = map(grown, ("saved", "given", "products", "saved_input", "tail"))
+    saved, gradient_sizes, products, inputs, tail = map(grown, ("saved", "given", "products", "saved_input", "tail"))
     full, shared, returned = map(grown, ("full", "shared", "returned"))
-    working = measure(large, saved, given, tail)
+    working = measure(large, saved, gradient_sizes, tail)
     selective = {path: full[path] + products[path] if path in large.cut.blocks else saved[path] for path in saved}
     if compile:
-        one, other = (kept_by_blocks(run.traced, run.samples, run.low, run.saved) for run in (small, large))
-        for path in one.keys() & other.keys() & saved.keys():
-            kept = (other[path] - one[path]) // (LARGE - SMALL)
+        one, large_kept = (kept_by_blocks(run.traced, run.samples, run.low, run.saved) for run in (small, large))
+        for path in one.keys() & large_kept.keys() & saved.keys():
+            growth = (large_kept[path] - one[path]) // (LARGE - SMALL)
             if path in working:
-                working[path] = _keeping(working[path], kept - saved[path])
-            saved[path] = kept
+                working[path] = _keeping(working[path], growth - saved[path])
+            saved[path] = growth
     return {
         path: LayerMemory(
             saved=saved[path],
@@ -527,7 +543,7 @@ def _memory(small: _Count, large: _Count, compile: bool) -> dict[str, LayerMemor
             saved_input=min(saved[path], inputs[path]),
             full=full[path],
             shared=shared[path],
-            input=given[path],
+            input=gradient_sizes[path],
             output=returned[path],
             working=working.get(path),
         )
@@ -554,7 +570,7 @@ def _layers(
     for name, _ in run.model.named_buffers():
         buffers[_place(cut, run, name)].append(name)
     order = run.order if "" in run.order or not (parameters[""] or buffers[""]) else [*run.order, ""]
-    made = []
+    layers = []
     for path in order:
         layer = LayerFacts(
             name=path,
@@ -572,8 +588,8 @@ def _layers(
         )
         saved = layer.float32.saved or layer.autocast.saved
         if path or layer.parameters or layer.buffers or layer.forward_flops or saved:
-            made.append(layer)
-    return tuple(made)
+            layers.append(layer)
+    return tuple(layers)
 
 
 def _place(cut: ModuleCut, run: _Count, name: str) -> str:

@@ -30,22 +30,22 @@ def trace_source(
     *,
     collate: Collate,
     stacked: bool = True,
-    whole: bool = False,
+    unsplit: bool = False,
     example: str = "",
     real: str = "",
 ) -> SourceFacts:
     """Returns the facts of the result of `make()`: a map-style data set, a stream, or a pair (train, validation) of
     them. A stream for validation is read whole, to be counted. Samples are
-    pairs (input, target), or anything if the network takes them `whole`.
+    pairs (input, target), or anything if the network takes them whole (`unsplit`).
 
     `begin` seeds the random generators for a sample, by its number, as the training does. `collate` makes samples a
     batch; `stacked`: as one stacks tensors. Batches that are structures are written to the file `example`, and a batch
     of the first samples to `real`.
     """
-    made = make()
-    if isinstance(made, tuple) and len(made) == 2 and all(hasattr(part, "shape") for part in made):
-        made = list(zip(*made, strict=True))  # a pair of arrays is one data set
-    train, validation, test = (*splits_of(made), None, None)[:3]
+    user_object = make()
+    if isinstance(user_object, tuple) and len(user_object) == 2 and all(hasattr(part, "shape") for part in user_object):
+        user_object = list(zip(*user_object, strict=True))  # a pair of arrays is one data set
+    train, validation, test = (*splits_of(user_object), None, None)[:3]
     if test is not None and not (hasattr(test, "__len__") and hasattr(test, "__getitem__")):
         raise TraceError(f"the third of a triple is a data set for the test, and `{type(test).__name__}` is none")
     facts = SourceFacts()
@@ -56,7 +56,7 @@ def trace_source(
     if len(train) == 0:
         raise TraceError("the data set is empty")
     sample = train[0]
-    if not whole and stacked and (not isinstance(sample, tuple | list) or len(sample) != 2):
+    if not unsplit and stacked and (not isinstance(sample, tuple | list) or len(sample) != 2):
         raise TraceError(
             f"a sample is a pair (input, target), and the first one is a `{type(sample).__name__}`",
             remedy="give pairs; or `model.loss = own()`, for a network that takes a whole sample and returns its loss",
@@ -69,14 +69,14 @@ def trace_source(
     if test is not None:
         facts = replace(facts, test_samples=len(test))
     if real:
-        _write_real(train, begin, collate, whole, real)
-    if stacked and not whole and all(map(_is_array, sample)):
+        _write_real(train, begin, collate, unsplit, real)
+    if stacked and not unsplit and all(map(_is_array, sample)):
         return replace(facts, input=_fact(sample[0], "input"), target=_fact(sample[1], "target"))
-    structures, draws, uneven = _structures(train, begin, collate, whole, example)
+    structures, draws, uneven = _structures(train, begin, collate, unsplit, example)
     return replace(facts, structures=structures, collate_draws=draws, uneven=uneven)
 
 
-def _write_real(train: UserValue, begin: Callable[[int], None], collate: Collate, whole: bool, path: str) -> None:
+def _write_real(train: UserValue, begin: Callable[[int], None], collate: Collate, unsplit: bool, path: str) -> None:
     """Writes input and target of the first samples, by which a network is tried; none if they make no batch of pairs,
     which ends a training, where it is reported with the samples' numbers.
     """
@@ -87,39 +87,39 @@ def _write_real(train: UserValue, begin: Callable[[int], None], collate: Collate
         samples.append(train[index])
     try:
         batch = collate(samples)
-        torch.save((batch, batch) if whole else (batch[0], batch[1]), path)
+        torch.save((batch, batch) if unsplit else (batch[0], batch[1]), path)
     except Exception:  # any kind: samples of several sizes, or objects that cannot be written
         Path(path).unlink(missing_ok=True)
 
 
-def splits_of(made: UserValue) -> tuple[UserValue, ...]:
+def splits_of(user_object: UserValue) -> tuple[UserValue, ...]:
     """Returns the data sets that a source gives: a pair, a triple, or a list of these as `random_split` gives it."""
 
-    several = isinstance(made, tuple) or (
-        isinstance(made, list) and all(isinstance(part, torch.utils.data.Dataset) for part in made)
+    several = isinstance(user_object, tuple) or (
+        isinstance(user_object, list) and all(isinstance(part, torch.utils.data.Dataset) for part in user_object)
     )
-    return tuple(made) if several and len(made) in (2, 3) else (made,)
+    return tuple(user_object) if several and len(user_object) in (2, 3) else (user_object,)
 
 
-def _of_stream(made: UserValue, begin: Callable[[int], None]) -> tuple[list[UserValue], SourceFacts]:
+def _of_stream(user_object: UserValue, begin: Callable[[int], None]) -> tuple[list[UserValue], SourceFacts]:
     """Returns the first samples of a stream, and the facts of the whole."""
-    shards = _shards(made)
-    first, again = (list(islice(_samples(shards, begin), LOOKED_AT)) for _ in range(2))
-    if first and not again:
+    shards = _shards(user_object)
+    samples, repeated = (list(islice(_samples(shards, begin), LOOKED_AT)) for _ in range(2))
+    if samples and not repeated:
         raise TraceError("the stream gives no samples when it is read again", remedy="let `__iter__` begin anew")
-    changed = (n for n, pair in enumerate(zip(first, again, strict=False)) if not _same(*pair))
-    return first, SourceFacts(samples=shards.length, shards=shards.count, changes=next(changed, None))
+    changed = (n for n, pair in enumerate(zip(samples, repeated, strict=False)) if not _same(*pair))
+    return samples, SourceFacts(samples=shards.length, shards=shards.count, changes=next(changed, None))
 
 
-def _with_validation(facts: SourceFacts, made: UserValue, begin: Callable[[int], None]) -> SourceFacts:
+def _with_validation(facts: SourceFacts, user_object: UserValue, begin: Callable[[int], None]) -> SourceFacts:
     """Returns the facts with the number of samples of a validation set; a stream is read whole."""
-    if isinstance(made, dict):
-        sets = tuple((name, _samples_of_set(name, each)) for name, each in made.items())
+    if isinstance(user_object, dict):
+        sets = tuple((name, _samples_of_set(name, samples)) for name, samples in user_object.items())
         count = sum(samples for _, samples in sets)
         return replace(facts, validation_samples=count, found={"validation_sets": sets})
-    if not is_stream(made):
-        return replace(facts, validation_samples=len(made))
-    shards = _shards(made)
+    if not is_stream(user_object):
+        return replace(facts, validation_samples=len(user_object))
+    shards = _shards(user_object)
     counts = tuple(sum(1 for _ in _of_shard(shards, n, begin)) for n in range(shards.count))
     if not any(counts):
         raise TraceError("the validation stream is empty")
@@ -128,18 +128,20 @@ def _with_validation(facts: SourceFacts, made: UserValue, begin: Callable[[int],
     return replace(facts, validation_samples=sum(counts), held_shards=counts)
 
 
-def _samples_of_set(name: object, made: UserValue) -> int:
+def _samples_of_set(name: object, user_object: UserValue) -> int:
     """Returns the number of samples of one of several validation sets."""
     if not isinstance(name, str) or not name.isidentifier():
         raise TraceError(f"the name of a validation set is {name!r}", remedy="letters, digits and `_`")
-    if not (hasattr(made, "__len__") and hasattr(made, "__getitem__")) or not len(made):
-        raise TraceError(f"the validation set `{name}` is a `{type(made).__name__}`", remedy="a data set with samples")
-    return len(made)
+    if not (hasattr(user_object, "__len__") and hasattr(user_object, "__getitem__")) or not len(user_object):
+        raise TraceError(
+            f"the validation set `{name}` is a `{type(user_object).__name__}`", remedy="a data set with samples"
+        )
+    return len(user_object)
 
 
-def _shards(made: UserValue) -> Shards:
+def _shards(user_object: UserValue) -> Shards:
     try:
-        return Shards(made)
+        return Shards(user_object)
     except StreamError as error:
         raise TraceError(str(error)) from error
 
@@ -165,7 +167,7 @@ def _is_array(part: object) -> bool:
     """True for what has always been one tensor: a tensor, an array, a number, or a list of numbers."""
 
     if isinstance(part, dict) or (
-        isinstance(part, tuple | list) and any(isinstance(each, torch.Tensor) for each in part)
+        isinstance(part, tuple | list) and any(isinstance(item, torch.Tensor) for item in part)
     ):
         return False
     try:
@@ -176,7 +178,7 @@ def _is_array(part: object) -> bool:
 
 
 def _structures(
-    train: UserValue, begin: Callable[[int], None], collate: Collate, whole: bool, example: str
+    train: UserValue, begin: Callable[[int], None], collate: Collate, unsplit: bool, example: str
 ) -> tuple[tuple[TreeFact, TreeFact], bool, tuple[str, tuple[int, ...], tuple[int, ...]] | None]:
     """Returns the facts of input and target, from two batches of the largest sample among the first, and whether
     `collate` draws random numbers. Also returns a place of the input where a batch of the smallest sample has another
@@ -188,26 +190,32 @@ def _structures(
         return train[index]
 
     def batch(samples: int, seed: int = 0, index: int | None = None) -> UserValue:
-        made = [sample(largest if index is None else index) for _ in range(samples)]
+        samples_made = [sample(largest if index is None else index) for _ in range(samples)]
         begin(seed)
-        return collate(made)
+        return collate(samples_made)
 
     sizes = [_size(sample(n)) for n in range(min(LOOKED_AT, len(train)))]
     largest, smallest = (choose(range(len(sizes)), key=sizes.__getitem__) for choose in (max, min))
     batches = [batch(samples) for samples in (SMALL, LARGE)]
-    if not whole and any(not isinstance(batch, tuple | list) or len(batch) != 2 for batch in batches):
+    if not unsplit and any(not isinstance(batch, tuple | list) or len(batch) != 2 for batch in batches):
         raise TraceError(
             f"a batch is a pair (input, target), and the first one is a `{type(batches[0]).__name__}`",
             remedy="give pairs; or `model.loss = own()`, for a network that takes a whole batch and returns its loss",
         )
-    pairs = [(batch, batch) if whole else tuple(batch) for batch in batches]
+    pairs = [(batch, batch) if unsplit else tuple(batch) for batch in batches]
     torch.save(pairs, example)
     input, target = (grown(*(pair[n] for pair in pairs)) for n in (0, 1))
-    again = [tensors(made) for made in (batches[0], batch(SMALL), batch(SMALL, 1))]
-    same, drawn = ([torch.equal(*pair) for pair in zip(again[0], other, strict=True)] for other in again[1:])
-    other = batch(SMALL, index=smallest)
-    uneven = _other_shape(pairs[0][0], other if whole else other[0]) if sizes[smallest] < sizes[largest] else None
-    return (input, target), all(same) and not all(drawn), uneven
+    repeated = [tensors(pair) for pair in (batches[0], batch(SMALL), batch(SMALL, 1))]
+    same, differing = (
+        [torch.equal(*pair) for pair in zip(repeated[0], repetition, strict=True)] for repetition in repeated[1:]
+    )
+    smallest_batch = batch(SMALL, index=smallest)
+    uneven = (
+        _other_shape(pairs[0][0], smallest_batch if unsplit else smallest_batch[0])
+        if sizes[smallest] < sizes[largest]
+        else None
+    )
+    return (input, target), all(same) and not all(differing), uneven
 
 
 def _other_shape(large: object, small: object) -> tuple[str, tuple[int, ...], tuple[int, ...]] | None:
@@ -216,13 +224,13 @@ def _other_shape(large: object, small: object) -> tuple[str, tuple[int, ...], tu
     shapes = [
         {
             place: tuple(leaf.shape)
-            for place, leaf in zip(paths(each), flatten(each)[0], strict=True)
+            for place, leaf in zip(paths(structure), flatten(structure)[0], strict=True)
             if isinstance(leaf, torch.Tensor)
         }
-        for each in (large, small)
+        for structure in (large, small)
     ]
-    others = ((place, shape, shapes[1].get(place, ())) for place, shape in shapes[0].items())
-    return next((other for other in others if other[1] != other[2]), None)
+    shape_pairs = ((place, shape, shapes[1].get(place, ())) for place, shape in shapes[0].items())
+    return next((shape_pair for shape_pair in shape_pairs if shape_pair[1] != shape_pair[2]), None)
 
 
 def _size(value: object) -> int:
@@ -243,7 +251,7 @@ def _changes(samples: UserValue, index: int, begin: Callable[[int], None]) -> bo
     return not _same(ask(), ask())
 
 
-def _same(one: UserValue, other: UserValue) -> bool:
+def _same(one: UserValue, another: UserValue) -> bool:
     """True if two samples have equal numbers."""
     import numpy as np
 
@@ -252,11 +260,11 @@ def _same(one: UserValue, other: UserValue) -> bool:
         leaves = flatten(sample)[0]
         return [torch.as_tensor(leaf).nan_to_num() if isinstance(leaf, numbers) else leaf for leaf in leaves]
 
-    def is_equal(one: UserValue, other: UserValue) -> bool:
-        return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
+    def is_equal(one: UserValue, another: UserValue) -> bool:
+        return torch.equal(one, another) if isinstance(one, torch.Tensor) else bool(one == another)
 
-    these, others = parts(one), parts(other)
-    return len(these) == len(others) and all(map(is_equal, these, others))
+    these, other_parts = parts(one), parts(another)
+    return len(these) == len(other_parts) and all(map(is_equal, these, other_parts))
 
 
 def _fact(value: object, what: str) -> TensorFact:

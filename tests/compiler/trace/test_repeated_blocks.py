@@ -136,7 +136,7 @@ class Net(nn.Module):
 def both(make: Callable[[], nn.Module], fact: TensorFact = TOKENS, **given: Any) -> int:
     """Compares the facts, and returns the number of blocks that were left out."""
     skipped = BlockReuse()
-    assert trace_model(make, fact, skipped=skipped, **given) == trace_model(make, fact, **given)
+    assert trace_model(make, fact, reuse=skipped, **given) == trace_model(make, fact, **given)
     return len(skipped.middle.stands) if skipped.middle else 0
 
 
@@ -206,7 +206,7 @@ def test_a_plan_over_a_tensor_axis_is_that_of_all_blocks() -> None:
 
 def test_what_is_inside_a_block_that_is_left_out() -> None:
     skipped = BlockReuse()
-    trace_model(Net, TOKENS, skipped=skipped)
+    trace_model(Net, TOKENS, reuse=skipped)
     assert skipped.middle is not None
     path, stand = next(iter(skipped.middle.stands.items()))
     assert skipped.has_inside(path) and skipped.has_inside(f"{path}.up")
@@ -224,7 +224,7 @@ def cut_both(make: Callable[[], nn.Module], job: JobSpec, fact: TensorFact = TOK
             made.append(make())
             return made[-1]
 
-        found = trace_model(keep, fact, skipped=skipped, **given)
+        found = trace_model(keep, fact, reuse=skipped, **given)
         trial = Trial(job=job, facts=Facts(source=SourceFacts(input=fact)), files=Files(""))
         facts.append(with_seams(trial, made[-1], found, fact, skipped))
         assert (skipped.middle is not None) == skipped.wanted

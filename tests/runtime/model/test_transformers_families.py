@@ -198,5 +198,5 @@ def test_a_family_over_the_tensor_axis(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.input is TOKENS])
 def test_a_family_over_the_context_axis(name: str) -> None:
     family = FAMILIES[name]
-    facts = trace_model(lambda: network_of(name), family.input, context=RANKS, asked=treat_as_known)
+    facts = trace_model(lambda: network_of(name), family.input, context=RANKS, ask=treat_as_known)
     assert verdict_of_pieces(facts) == family.context, facts.pieces and facts.pieces.fault
