@@ -53,10 +53,10 @@ def holders(plan: PlanGraph) -> Holders:
 
 
 def weights_by_stage(view: View) -> dict[int, dict[str, Weights]]:
-    found: dict[int, dict[str, Weights]] = {}
-    for name, each in view.plan.of_kind(Weights):
-        found.setdefault(each.stage, {})[name] = each
-    return found
+    by_stage: dict[int, dict[str, Weights]] = {}
+    for name, weights_of_group in view.plan.of_kind(Weights):
+        by_stage.setdefault(weights_of_group.stage, {})[name] = weights_of_group
+    return by_stage
 
 
 # ------------------------------------------------------------------------------------------------------------- weights
@@ -69,21 +69,23 @@ def weights(view: View) -> str:
     ranks = holders(view.plan).ranks
     of_stage = weights_by_stage(view)
     for name, stage in view.plan.of_kind(Stage):
-        there = sum(each.numbers for each in of_stage.get(stage.index, {}).values())
-        if stage.numbers is not None and there != stage.numbers:
-            return f"{name} has {stage.numbers} numbers, and {there} of them among its weights"
-    for name, each in view.plan.of_kind(Weights):
-        if each.stage not in view.homes:
-            return f"{name} are of stage {each.stage}, which does not exist"
-        if each.numbers % each.shards or ranks % each.shards:
-            return f"{name}: {each.numbers} numbers in {each.shards} shares on {ranks} ranks"
-        if (each.dtype is not None) != (each.shards > 1) or (each.freed and each.shards == 1):
-            return f"{name} are in {each.shards} shares, gathered as {each.dtype}{' and freed' if each.freed else ''}"
-        if (each.trained is not None) != (ranks > 1) or (each.trained or 0) > each.numbers:
-            return f"{name} have {each.trained} gradients of {each.numbers} numbers on {ranks} ranks"
+        numbers_of_stage = sum(weights_of_group.numbers for weights_of_group in of_stage.get(stage.index, {}).values())
+        if stage.numbers is not None and numbers_of_stage != stage.numbers:
+            return f"{name} has {stage.numbers} numbers, and {numbers_of_stage} of them among its weights"
+    for name, group in view.plan.of_kind(Weights):
+        if group.stage not in view.homes:
+            return f"{name} are of stage {group.stage}, which does not exist"
+        if group.numbers % group.shards or ranks % group.shards:
+            return f"{name}: {group.numbers} numbers in {group.shards} shares on {ranks} ranks"
+        if (group.dtype is not None) != (group.shards > 1) or (group.freed and group.shards == 1):
+            return (
+                f"{name} are in {group.shards} shares, gathered as {group.dtype}{' and freed' if group.freed else ''}"
+            )
+        if (group.trained is not None) != (ranks > 1) or (group.trained or 0) > group.numbers:
+            return f"{name} have {group.trained} gradients of {group.numbers} numbers on {ranks} ranks"
     for name, shared in view.plan.of_kind(SharedWeight):
-        where = {view.homes.get(stage) for stage in shared.stages}
-        if None in where or len(set(shared.stages)) < 2 or (shared.summed and len(where) < 2):
+        coordinates = {view.homes.get(stage) for stage in shared.stages}
+        if None in coordinates or len(set(shared.stages)) < 2 or (shared.summed and len(coordinates) < 2):
             return f"{name} is on stages {shared.stages}"
     return ""
 
@@ -91,44 +93,46 @@ def weights(view: View) -> str:
 def gathered(view: View) -> str:  # noqa: C901 - one case for each action
     """Walks each process: a pass has all weights of its stage, and an update none that would be out of date."""
     of_stage = weights_by_stage(view)
-    if all(each.shards == 1 for own in of_stage.values() for each in own.values()):
+    if all(group.shards == 1 for of_one_stage in of_stage.values() for group in of_one_stage.values()):
         return next((f"{name} gathers nothing" for name, a in view.actions.items() if _is_gather(a)), "")
-    needed = {stage: (_forward(own), _backward(stage, own)) for stage, own in of_stage.items()}
+    needed = {
+        stage: (_forward(of_one_stage), _backward(stage, of_one_stage)) for stage, of_one_stage in of_stage.items()
+    }
     for process, line in view.lines.items():
-        mine = {name: each for own in _on(view, process, of_stage) for name, each in own.items()}
-        there: set[str] = set()
+        mine = {name: group for of_one_stage in _on(view, process, of_stage) for name, group in of_one_stage.items()}
+        in_memory: set[str] = set()
         due, open_ = -1, set[int]()  # the stage that is to be gathered next; those that are to be freed
         for name, action in line:
-            own = of_stage.get(action.stage, {}) if isinstance(action, StageAction) else {}
+            weights_here = of_stage.get(action.stage, {}) if isinstance(action, StageAction) else {}
             if due >= 0 and not _is_gather(action):
-                if _forward(of_stage.get(due, {})) - there:
+                if _forward(of_stage.get(due, {})) - in_memory:
                     return f"{name} comes before stage {due} is gathered"
                 due = -1
             match action:
                 case ForwardAhead() | StagePass() if action.stage in needed:
                     is_forward = isinstance(action, ForwardAhead | Forward)
-                    missing = needed[action.stage][not is_forward] - there
+                    missing = needed[action.stage][not is_forward] - in_memory
                     if missing:
                         return f"{name} uses {min(missing)}, which process {process} has not gathered"
                     if is_forward:
-                        there -= {each for each, weight in own.items() if weight.freed}
+                        in_memory -= {group for group, weight in weights_here.items() if weight.freed}
                 case Unshard():
-                    if own and _forward(own) <= there:
+                    if weights_here and _forward(weights_here) <= in_memory:
                         return f"{name} has nothing to gather"
                     due = action.stage
                 case Reshard():
-                    if own and action.stage not in open_:
+                    if weights_here and action.stage not in open_:
                         return f"{name} has nothing to free"
                     open_.discard(action.stage)
-                    there -= own.keys()
-                case Update() if there:
-                    return f"{name} leaves {min(there)} gathered as they were before"
+                    in_memory -= weights_here.keys()
+                case Update() if in_memory:
+                    return f"{name} leaves {min(in_memory)} gathered as they were before"
                 case Collective() if _is_gather(action):
-                    reason = _gather(view, name, action, mine, there)
+                    reason = _gather(view, name, action, mine, in_memory)
                     if reason:
                         return reason
-                    there.update(action.weights)
-                    open_ |= {mine[each].stage for each in action.weights}
+                    in_memory.update(action.weights)
+                    open_ |= {mine[group].stage for group in action.weights}
     return ""
 
 
@@ -139,36 +143,36 @@ def _is_gather(action: Action) -> bool:
 def _on(view: View, process: int, of_stage: dict[int, dict[str, Weights]]) -> Iterator[dict[str, Weights]]:
     """Yields the weights of each stage of a process."""
     coordinate = view.coordinates.get(process)
-    return (own for stage, own in of_stage.items() if view.homes.get(stage) == coordinate)
+    return (of_one_stage for stage, of_one_stage in of_stage.items() if view.homes.get(stage) == coordinate)
 
 
-def _forward(own: dict[str, Weights]) -> set[str]:
-    return {name for name, each in own.items() if each.shards > 1}
+def _forward(groups: dict[str, Weights]) -> set[str]:
+    return {name for name, group in groups.items() if group.shards > 1}
 
 
-def _backward(stage: int, own: dict[str, Weights]) -> set[str]:
+def _backward(stage: int, groups: dict[str, Weights]) -> set[str]:
     """Returns the weights that a backward pass surely uses: those after the first that train, as the gradient of their
     input is asked for; in a later stage all."""
-    found: set[str] = set()
+    needed: set[str] = set()
     flows = stage > 0
-    for name, each in own.items():
-        flows = flows or bool(each.trained)
-        if flows and each.shards > 1:
-            found.add(name)
-    return found
+    for name, group in groups.items():
+        flows = flows or bool(group.trained)
+        if flows and group.shards > 1:
+            needed.add(name)
+    return needed
 
 
-def _gather(view: View, name: str, action: Collective, mine: dict[str, Weights], there: set[str]) -> str:
+def _gather(view: View, name: str, action: Collective, mine: dict[str, Weights], in_memory: set[str]) -> str:
     """Checks that a gather brings whole weights of this process that are not there yet, from the ranks with shares."""
     if foreign := set(action.weights) - mine.keys():
         return f"{name} gathers {min(foreign)}, which is not on process {action.process}"
-    if there & set(action.weights):
-        return f"{name} gathers {min(there & set(action.weights))} again"
-    own = [mine[each] for each in action.weights]
-    size = sum(each.numbers // each.shards * DTYPE_BYTES.get(action.dtype, 0) for each in own)
-    groups = {(each.shards, view.plan.axis("context").stride) for each in own}
-    if (action.count, action.bytes) != (len(own), size) or {each.dtype for each in own} != {action.dtype}:
-        return f"{name} gathers {action.count} weights of {action.bytes} bytes, and they are {len(own)} of {size}"
+    if in_memory & set(action.weights):
+        return f"{name} gathers {min(in_memory & set(action.weights))} again"
+    members = [mine[group_name] for group_name in action.weights]
+    size = sum(group.numbers // group.shards * DTYPE_BYTES.get(action.dtype, 0) for group in members)
+    groups = {(group.shards, view.plan.axis("context").stride) for group in members}
+    if (action.count, action.bytes) != (len(members), size) or {group.dtype for group in members} != {action.dtype}:
+        return f"{name} gathers {action.count} weights of {action.bytes} bytes, and they are {len(members)} of {size}"
     return "" if groups == {action.group} else f"{name} is not among the ranks that have the shares"
 
 
@@ -181,12 +185,14 @@ def summed(view: View) -> str:
     """
     of_stage = weights_by_stage(view)
     step = view.plan.find(p.GradientStep)
-    agreed = step is not None and step.exchange is not None and step.kind != "fsdp"
-    if agreed and step is not None and step.kind == "local":
+    follows_exchange = step is not None and step.exchange is not None and step.kind != "fsdp"
+    if follows_exchange and step is not None and step.kind == "local":
         return _averages(view)
     for process in view.lines:
-        sums = _Sums(view, process, {s: own for s, own in of_stage.items() if _is_on(view, process, s)})
-        if reason := sums.reason_after_update() if agreed else sums.reason():
+        sums = _Sums(
+            view, process, {s: of_one_stage for s, of_one_stage in of_stage.items() if _is_on(view, process, s)}
+        )
+        if reason := sums.reason_after_update() if follows_exchange else sums.reason():
             return reason
     return _averages(view)
 
@@ -216,9 +222,9 @@ class _Sums:
 
     def __init__(self, view: View, process: int, of_stage: dict[int, dict[str, Weights]]) -> None:
         self._view, self._process, self._of_stage = view, process, of_stage
-        self._own = {name: each for own in of_stage.values() for name, each in own.items()}
+        self._own = {name: group for of_one_stage in of_stage.values() for name, group in of_one_stage.items()}
         self._holders = holders(view.plan)
-        self._over: dict[str, dict[int, str]] = {name: {} for name, each in self._own.items() if each.trained}
+        self._over: dict[str, dict[int, str]] = {name: {} for name, group in self._own.items() if group.trained}
         self._partial: dict[str, str] = {}
         step = view.plan.find(p.GradientStep)
         exchange = step.exchange if step is not None else None
@@ -270,11 +276,11 @@ class _Sums:
         update = next(n for n, (_, action) in enumerate(line) if isinstance(action, Update))
         return self._check_update_exchange(line[update][0], line[update + 1 :])
 
-    def _make(self, name: str, own: dict[str, Weights]) -> None:
-        for group, each in own.items():
-            if each.trained:
+    def _make(self, name: str, groups: dict[str, Weights]) -> None:
+        for group, weights_of_group in groups.items():
+            if weights_of_group.trained:
                 self._over[group][1] = name
-            if each.pieces:
+            if weights_of_group.pieces:
                 self._partial[group] = name
 
     def _sum(self, name: str, action: Collective) -> str:
@@ -286,15 +292,17 @@ class _Sums:
             if covered not in levels:
                 return f"{name} sums gradients of {group}, of which there are none, or not over {covered} ranks"
             levels[covered * action.ranks] = levels.pop(covered)
-        own = [self._own[group] for group in action.weights]
-        size = sum(DTYPE_BYTES.get(self._dtype, 0) * (each.trained or 0) // covered for each in own)
-        if (action.count, action.bytes, action.dtype) != (len(own), size, self._dtype):
-            return f"{name} sums {action.count} gradients of {action.bytes} bytes, and they are {len(own)} of {size}"
+        groups = [self._own[group] for group in action.weights]
+        size = sum(
+            DTYPE_BYTES.get(self._dtype, 0) * (weights_of_group.trained or 0) // covered for weights_of_group in groups
+        )
+        if (action.count, action.bytes, action.dtype) != (len(groups), size, self._dtype):
+            return f"{name} sums {action.count} gradients of {action.bytes} bytes, and they are {len(groups)} of {size}"
         if self._dtype == "float16":
             for group in action.weights:
                 if self._scaled.pop(group, None) != action.group:
                     return f"{name} sums gradients of {group} in half precision, without a scale"
-        scatters = [covered == 1 and each.shards > 1 for each in own]
+        scatters = [covered == 1 and weights_of_group.shards > 1 for weights_of_group in groups]
         if any((action.operation == "reduce_scatter") != scatter for scatter in scatters):
             return f"{name} leaves gradients of other numbers than a rank updates"
         return ""
@@ -302,10 +310,15 @@ class _Sums:
     def _scale(self, name: str, action: Collective) -> str:
         """Checks that gradients have a scale for each group, once, before they are summed in half precision."""
         count = len(action.weights)
-        told = (action.operation, action.dtype, action.count, action.bytes)
+        collective = (action.operation, action.dtype, action.count, action.bytes)
         sound = ("all_reduce", "float32", count, 4 * count)
-        if told != sound or self._scaled.keys() & action.weights or self._dtype != "float16" or not action.weights:
-            return f"{name} agrees on the scale of {count} groups by {told}"
+        if (
+            collective != sound
+            or self._scaled.keys() & action.weights
+            or self._dtype != "float16"
+            or not action.weights
+        ):
+            return f"{name} agrees on the scale of {count} groups by {collective}"
         self._scaled |= dict.fromkeys(action.weights, action.group)
         return ""
 
@@ -325,42 +338,52 @@ class _Sums:
         shared = dict(view.plan.of_kind(SharedWeight))
         if unknown := set(action.weights) - shared.keys():
             return f"{name} carries {min(unknown)}, which no stages share"
-        self._told += [f"{action.operation} {each}" for each in action.weights]
-        own = [shared[each] for each in action.weights]
-        others = [len({view.homes[stage] for stage in each.stages} - {mine}) for each in own]
-        size = sum(4 * each.numbers * often for each, often in zip(own, others, strict=True))
-        sound = (action.count, action.bytes, action.dtype) == (sum(others), size, "float32")
+        self._told += [f"{action.operation} {shared_name}" for shared_name in action.weights]
+        shared_weights = [shared[shared_name] for shared_name in action.weights]
+        other_counts = [
+            len({view.homes[stage] for stage in shared_weight.stages} - {mine}) for shared_weight in shared_weights
+        ]
+        size = sum(
+            4 * shared_weight.numbers * often for shared_weight, often in zip(shared_weights, other_counts, strict=True)
+        )
+        sound = (action.count, action.bytes, action.dtype) == (sum(other_counts), size, "float32")
         return (
-            "" if sound else f"{name} has {action.count} messages of {action.bytes} bytes, not {sum(others)} of {size}"
+            ""
+            if sound
+            else f"{name} has {action.count} messages of {action.bytes} bytes, not {sum(other_counts)} of {size}"
         )
 
-    def _check_gradients_exist(self, name: str, own: Collection[str]) -> str:
+    def _check_gradients_exist(self, name: str, groups: Collection[str]) -> str:
         """Checks that gradients of a stage are there to be summed, if any of it has one."""
-        levels = [self._over[group] for group in own if group in self._over]
-        return f"{name} has nothing to sum" if levels and not any(1 in each for each in levels) else ""
+        levels = [self._over[group] for group in groups if group in self._over]
+        return f"{name} has nothing to sum" if levels and not any(1 in level for level in levels) else ""
 
     def _missing(self, name: str, groups: Collection[str] | None = None) -> str:
         """Returns the first gradient, of these groups or of all, that is not summed over all holders."""
-        for group, made in self._partial.items() if groups is None else ():
+        for group, pass_name in self._partial.items() if groups is None else ():
             return (
-                f"{name} does not wait for the sum along the tensor axis of the gradients of {group} that {made} made"
+                f"{name} does not wait for the sum along the tensor axis of the gradients of {group} that "
+                f"{pass_name} made"
             )
         ranks = self._holders.ranks
         for group, levels in self._over.items():
             if groups is not None and group not in groups:
                 continue
-            late = {covered: made for covered, made in levels.items() if covered != ranks}
-            if late or not levels:
-                covered, made = next(iter(late.items()), (0, "no pass"))
-                return f"{name} uses the gradients of {group} that {made} made, summed over {covered} of {ranks} ranks"
+            unfinished = {covered: pass_name for covered, pass_name in levels.items() if covered != ranks}
+            if unfinished or not levels:
+                covered, pass_name = next(iter(unfinished.items()), (0, "no pass"))
+                return (
+                    f"{name} uses the gradients of {group} that {pass_name} made, summed over {covered} of "
+                    f"{ranks} ranks"
+                )
         return ""
 
     def _update(self, name: str) -> str:
         view, mine = self._view, self._view.coordinates[self._process]
         shared = [
-            f"{way} {each}"
-            for each, found in view.plan.of_kind(SharedWeight)
-            if found.summed and mine in {view.homes[stage] for stage in found.stages}
+            f"{way} {shared_name}"
+            for shared_name, shared_weight in view.plan.of_kind(SharedWeight)
+            if shared_weight.summed and mine in {view.homes[stage] for stage in shared_weight.stages}
             for way in ("send", "receive")
         ]
         if sorted(shared) != sorted(self._told):
@@ -373,20 +396,20 @@ class _Sums:
         """Checks that after the update each rank sends all weights that it alone has updated to the other ranks, and
         nothing else.
         """
-        process = next(each for _, each in self._view.plan.of_kind(Process) if each.index == self._process)
-        dealt, trained = process.dealt, sum(each.trained or 0 for each in self._own.values())
+        process = next(node for _, node in self._view.plan.of_kind(Process) if node.index == self._process)
+        dealt, trained = process.dealt, sum(group.trained or 0 for group in self._own.values())
         if dealt and (len(dealt) != self._holders.ranks or sum(dealt) != trained):
             return f"{trained} numbers are dealt out as {dealt} to {self._holders.ranks} ranks"
         step = self._view.plan.find(p.GradientStep)
         if step is not None and (step.kind == "zero1") != bool(dealt):
             return f"{len(dealt)} ranks update a part of the parameters each, under {step.kind}"
         size = sum(4 * numbers or 4 for numbers in dealt)  # torch sends one number for a rank that updates none
-        whole = ("broadcast", Payload.PARAMETERS, len(dealt), size, self._holders.ranks, self._holders.stride)
+        broadcast = ("broadcast", Payload.PARAMETERS, len(dealt), size, self._holders.ranks, self._holders.stride)
         for name, action in rest:
-            sent = None
+            broadcast_found = None
             if isinstance(action, Collective) and action.weights and set(action.weights) == self._over.keys():
-                sent = (action.operation, action.carries, action.count, action.bytes, *action.group)
-            if not dealt or sent != whole:
+                broadcast_found = (action.operation, action.carries, action.count, action.bytes, *action.group)
+            if not dealt or broadcast_found != broadcast:
                 return f"{update} does not wait for {name}, which does not send what was updated"
         return "" if len(rest) == bool(dealt) else f"after {update} each rank has new numbers of its own part alone"
 
@@ -399,12 +422,12 @@ def counts(view: View) -> str:
     losses before the first backward pass, the norm and the flag of a gradient between its sums and the update.
     """
     for process, line in view.lines.items():
-        asked = _required_sums(view.plan)
-        for what, (needed, early, sound) in asked.items():
-            found = [each for each in collectives(line) if each[2].carries == what]
-            if len(found) != needed:
-                return f"process {process} sums {what} {len(found)} times, not {int(needed)}"
-            for n, name, action in found:
+        required = _required_sums(view.plan)
+        for what, (needed, early, sound) in required.items():
+            entries = [entry for entry in collectives(line) if entry[2].carries == what]
+            if len(entries) != needed:
+                return f"process {process} sums {what} {len(entries)} times, not {int(needed)}"
+            for n, name, action in entries:
                 if not sound(action):
                     return f"{name} is no sum of {what} over the ranks that have a part of it: {action!r}"
                 if (early and _any(line[:n], Backward, InputBackward)) or (not early and _gradients(line[n:])):
@@ -429,41 +452,41 @@ def _required_sums(plan: PlanGraph) -> dict[Payload, tuple[bool, bool, Callable[
     if training is None or precision is None or loss is None or gradients is None:
         return {}  # a size is unknown that a run needs: nothing says what it asks for
     data = plan.axis("data")
-    shards = max((each.shards for _, each in plan.of_kind(Weights)), default=1)
+    shards = max((group.shards for _, group in plan.of_kind(Weights)), default=1)
     spread = shards > 1 or any(plan.axis(name).size > 1 for name in ("pipeline", "context", "tensor"))
     spread = spread or gradients.kind == "local"  # each rank has a gradient of its own
     skips = precision.scaled or training.on_nonfinite == "skip"
     searches = gradients.search and data.size > 1
-    exchange, when = gradients.exchange, ALWAYS
+    exchange, cadence = gradients.exchange, ALWAYS
     if exchange is not None and not exchange.every:  # each rank divides by a count of its own after the first steps
-        when = Cadence(until=exchange.alone)
-    shares = data.size > 1 and when.until != 0
+        cadence = Cadence(until=exchange.alone)
+    shares = data.size > 1 and cadence.until != 0
 
     # The ranks with the last stage have the losses, and those of a context axis the losses of a piece.
-    everyone = plan.axis("pipeline").size * plan.axis("context").size > 1
+    spans_axes = plan.axis("pipeline").size * plan.axis("context").size > 1
 
     def of_samples(action: Collective) -> bool:
-        return of_parameters(action) and (action.dtype, action.bytes) == ("int64", 8) and action.when == when
+        return of_parameters(action) and (action.dtype, action.bytes) == ("int64", 8) and action.when == cadence
 
     def of_losses(action: Collective) -> bool:
         world = plan.axis("pipeline").size * plan.axis("pipeline").stride
-        everywhere = everyone and (action.ranks, action.stride, action.count) == (world, 1, 1)
+        everywhere = spans_axes and (action.ranks, action.stride, action.count) == (world, 1, 1)
         numbers = (action.dtype, action.bytes) == ("float64", 8)
-        return (everywhere or (not everyone and of_parameters(action))) and numbers and action.when == when
+        return (everywhere or (not spans_axes and of_parameters(action))) and numbers and action.when == cadence
 
     def of_parameters(action: Collective) -> bool:
         return (action.ranks, action.stride, action.count) == (data.size, data.stride, 1)
 
     def of_gradients(action: Collective) -> bool:
         world = plan.axis("pipeline").size * plan.axis("pipeline").stride
-        alone = world == data.size  # then neighbours have one copy between them
-        apart = data.size if gradients.kind == "local" else shards
-        group = (action.ranks, action.stride) == ((apart, 1) if alone else (world, 1))
+        has_one_copy = world == data.size  # then neighbours have one copy between them
+        members = data.size if gradients.kind == "local" else shards
+        group = (action.ranks, action.stride) == ((members, 1) if has_one_copy else (world, 1))
         return group and (action.dtype, action.count, action.bytes) == ("float32", 1, 4)
 
     return {
         Payload.KEPT_COUNT: (loss.counts == "kept" and shares, True, of_samples),
-        Payload.LOSS_COUNT: (loss.counts == "own" and (shares or everyone), False, of_losses),
+        Payload.LOSS_COUNT: (loss.counts == "own" and (shares or spans_axes), False, of_losses),
         Payload.USED_PARAMETERS: (searches, False, of_parameters),
         Payload.GRADIENT_NORM: (
             training.clip is not None and spread and gradients.kind != "local",

@@ -27,52 +27,55 @@ def compared(view: View) -> str:
     ):
         return f"a loss compares the samples of {loss.together} of {data.size} ranks, which are neither all nor a node"
     for process, line in view.lines.items():
-        ahead = [action.microbatch for _, action in line if isinstance(action, ForwardAhead)]
-        wanted = list(range(microbatches)) if loss.together and microbatches > 1 else []
-        if ahead != wanted or any(
+        microbatches_early = [action.microbatch for _, action in line if isinstance(action, ForwardAhead)]
+        expected = list(range(microbatches)) if loss.together and microbatches > 1 else []
+        if microbatches_early != expected or any(
             isinstance(action, ForwardAhead) and _has_started_passes(line[:n]) for n, (_, action) in enumerate(line)
         ):
-            return f"process {process} makes the outputs of micro-batches {ahead} ahead, and not of {wanted}"
+            return (
+                f"process {process} makes the outputs of micro-batches {microbatches_early} ahead, and not of "
+                f"{expected}"
+            )
         reason = _exchanges(line, loss, (loss.together, data.stride))
         if reason:
             return f"process {process}: {reason}"
     return ""
 
 
-def _fits(together: int, ranks: int, of_a_node: int) -> bool:
-    return together == ranks or together == max(1, of_a_node)
+def _fits(compared_ranks: int, ranks: int, of_a_node: int) -> bool:
+    return compared_ranks == ranks or compared_ranks == max(1, of_a_node)
 
 
-def _has_started_passes(before: Line) -> bool:
-    return any(isinstance(action, Forward | Backward) for _, action in before)
+def _has_started_passes(line_before: Line) -> bool:
+    return any(isinstance(action, Forward | Backward) for _, action in line_before)
 
 
 def _exchanges(line: Line, loss: LossStep, group: tuple[int, int]) -> str:
-    found: dict[Payload, tuple[int, Collective]] = {}
+    exchanges: dict[Payload, tuple[int, Collective]] = {}
     for n, name, action in collectives(line):
         if Role.COMPARISON not in action.carries.role:
             continue
-        if action.carries in found or action.group != group or action.count != 1:
+        if action.carries in exchanges or action.group != group or action.count != 1:
             return f"{name} is no exchange of {action.carries} over the ranks whose samples are compared"
-        found[action.carries] = n, action
+        exchanges[action.carries] = n, action
     needed = (
         {Payload.OUTPUTS} | ({Payload.OUTPUT_GRADIENTS} if loss.kind == "contrastive" else {Payload.TARGETS})
         if loss.together > 1
         else set()
     )
-    if needed - found.keys() or (found.keys() - needed - {Payload.TARGETS}) or (found and not needed):
-        return f"a loss over {loss.together} ranks exchanges {sorted(found)}"
-    first = next((n for n, (_, action) in enumerate(line) if isinstance(action, Backward)), len(line))
-    ahead = any(isinstance(action, ForwardAhead) for _, action in line)
-    kind = ForwardAhead if ahead else Forward
-    made = max((n for n, (_, action) in enumerate(line) if isinstance(action, kind)), default=-1)
-    for what, (n, action) in found.items():
+    if needed - exchanges.keys() or (exchanges.keys() - needed - {Payload.TARGETS}) or (exchanges and not needed):
+        return f"a loss over {loss.together} ranks exchanges {sorted(exchanges)}"
+    first_backward = next((n for n, (_, action) in enumerate(line) if isinstance(action, Backward)), len(line))
+    makes_outputs_early = any(isinstance(action, ForwardAhead) for _, action in line)
+    kind = ForwardAhead if makes_outputs_early else Forward
+    latest_source = max((n for n, (_, action) in enumerate(line) if isinstance(action, kind)), default=-1)
+    for what, (n, action) in exchanges.items():
         operation = "reduce_scatter" if what == Payload.OUTPUT_GRADIENTS else "all_gather"
-        if action.operation != operation or not made < n < first:
+        if action.operation != operation or not latest_source < n < first_backward:
             return f"{what} are exchanged by {action.operation}, too early or too late"
-    if Payload.OUTPUT_GRADIENTS in found:
-        (sent, gather), (back, scatter) = found[Payload.OUTPUTS], found[Payload.OUTPUT_GRADIENTS]
-        if sent > back or scatter.bytes != gather.bytes * loss.together or scatter.dtype != gather.dtype:
+    if Payload.OUTPUT_GRADIENTS in exchanges:
+        (outputs_place, gather), (back, scatter) = exchanges[Payload.OUTPUTS], exchanges[Payload.OUTPUT_GRADIENTS]
+        if outputs_place > back or scatter.bytes != gather.bytes * loss.together or scatter.dtype != gather.dtype:
             return (
                 f"{scatter.bytes} bytes of gradients go back for {gather.bytes} of outputs from {loss.together} ranks"
             )

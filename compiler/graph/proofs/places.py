@@ -27,31 +27,33 @@ from dslc.compiler.placement.axes import AXES
 
 def devices(view: View) -> str:
     plan = view.plan
-    found, machines = plan.one(Devices), plan.one(Machines)
-    if found.count != machines.count * found.processes:
-        return f"{found.count} devices on {machines.count} nodes of {found.processes}"
-    twice = sorted({gpu for gpu in found.gpus if found.gpus.count(gpu) > 1})
+    device_node, machines = plan.one(Devices), plan.one(Machines)
+    if device_node.count != machines.count * device_node.processes:
+        return f"{device_node.count} devices on {machines.count} nodes of {device_node.processes}"
+    twice = sorted({gpu for gpu in device_node.gpus if device_node.gpus.count(gpu) > 1})
     if twice:
         return f"GPU {twice[0]} is used twice on each node"
-    if found.gpus and len(found.gpus) != found.processes:
-        return f"{found.processes} processes on {len(found.gpus)} GPUs of each node"
+    if device_node.gpus and len(device_node.gpus) != device_node.processes:
+        return f"{device_node.processes} processes on {len(device_node.gpus)} GPUs of each node"
     expected = 0
     for name, process in _processes(plan):
         if process.first != expected:
             shared = " has two processes" if process.first < expected else f", not {expected}"
             return f"{name} begins at rank {process.first}{shared}"
         expected = process.last + 1
-    if expected != found.count:
-        return f"{expected} ranks on {found.count} devices"
-    placed = [("devices", "nodes"), *((name, "devices") for name, _ in plan.of_kind(Process))]
-    for name, on in placed:
+    if expected != device_node.count:
+        return f"{expected} ranks on {device_node.count} devices"
+    placements = [("devices", "nodes"), *((name, "devices") for name, _ in plan.of_kind(Process))]
+    for name, on in placements:
         edge = plan.graph.get_edge_data(name, on)
         if edge is None or not isinstance(edge["relation"], PlacementEdge):
             return f"{name} is not placed on {on}"
-    sizes = {axis.name: axis.size for axis in found.axes}
-    if tuple(axis.name for axis in found.axes) != AXES:
-        return f"axes {', '.join(axis.name for axis in found.axes)}, not {', '.join(AXES)}"
-    return _axes(plan) if prod(sizes.values()) == found.count else f"axes of {sizes} on {found.count} devices"
+    sizes = {axis.name: axis.size for axis in device_node.axes}
+    if tuple(axis.name for axis in device_node.axes) != AXES:
+        return f"axes {', '.join(axis.name for axis in device_node.axes)}, not {', '.join(AXES)}"
+    return (
+        _axes(plan) if prod(sizes.values()) == device_node.count else f"axes of {sizes} on {device_node.count} devices"
+    )
 
 
 def _processes(plan: PlanGraph) -> list[tuple[str, Process]]:
@@ -81,16 +83,18 @@ def layers(view: View) -> str:
     plan, network = view.plan, view.plan.find(Network)
     if network is None:
         return ""
-    at: dict[int, set[str]] = {}
+    stages_of: dict[int, set[str]] = {}
     for name, process in plan.of_kind(Process):
-        at.setdefault(process.pipeline, set()).add(name)
+        stages_of.setdefault(process.pipeline, set()).add(name)
     expected = 0
     for name, stage in sorted(plan.of_kind(Stage), key=lambda item: item[1].index):
         if stage.first != expected or stage.last < stage.first:
             return f"{name} holds layers {stage.first} to {stage.last}, not {expected} on"
         expected = stage.last + 1
-        homes = {other for other, edge in plan.graph.adj[name].items() if isinstance(edge["relation"], PlacementEdge)}
-        if homes not in at.values():
+        homes = {
+            neighbour for neighbour, edge in plan.graph.adj[name].items() if isinstance(edge["relation"], PlacementEdge)
+        }
+        if homes not in stages_of.values():
             return f"{name} is on {len(homes)} processes, which are not those of one pipeline coordinate"
     return "" if expected == len(network.layers) else f"{expected} of {len(network.layers)} layers are on a stage"
 
@@ -109,7 +113,7 @@ def samples(view: View) -> str:
 
 def _entering(view: View) -> str:
     """Returns the first share that does not enter at the first stage."""
-    plan, first = view.plan, view.homes.get(0, 0)
+    plan, first_process = view.plan, view.homes.get(0, 0)
     for name, _ in plan.of_kind(Share):
         edges = plan.graph.adj[name].items()
         on = [
@@ -117,15 +121,15 @@ def _entering(view: View) -> str:
             for b, e in edges
             if isinstance(e["relation"], PlacementEdge)
         ]
-        if on != [first]:
-            return f"{name} enters at pipeline coordinate {on}, and the first stage is at {first}"
+        if on != [first_process]:
+            return f"{name} enters at pipeline coordinate {on}, and the first stage is at {first_process}"
     return ""
 
 
 def _dealt(runs: list[tuple[int, int, int]], samples: int, ranks: int) -> str:
     ends = [(0, 0, 0), *runs, (ranks, 0, 0)]
-    for (first, count, _), (following, _, _) in pairwise(ends):
-        expected = first + count
+    for (start, count, _), (following, _, _) in pairwise(ends):
+        expected = start + count
         if following != expected:
             return f"data rank {min(expected, following)} has {'two shares' if following < expected else 'no share'}"
     total = sum(count * size for _, count, size in runs)
@@ -140,9 +144,11 @@ def memory(view: View) -> str:
         if process.memory and limit and process.memory.peak > limit:
             return f"{name} holds {process.memory.peak} bytes, over {limit}"
         if process.memory:
-            held = 0 if "parameters" in _offloaded(view.plan) else 4 * _numbers(view, process.pipeline)
-            if process.memory.parameters != held:
-                return f"{name} has {held} bytes of parameters, and {process.memory.parameters} by the account"
+            parameter_bytes = 0 if "parameters" in _offloaded(view.plan) else 4 * _numbers(view, process.pipeline)
+            if process.memory.parameters != parameter_bytes:
+                return (
+                    f"{name} has {parameter_bytes} bytes of parameters, and {process.memory.parameters} by the account"
+                )
     return ""
 
 
@@ -153,9 +159,9 @@ def _offloaded(plan: PlanGraph) -> tuple[str, ...]:
 
 def _numbers(view: View, coordinate: int) -> int:
     """Returns the numbers that a rank at a pipeline coordinate keeps; a weight of two of its stages is one."""
-    own = [each for _, each in view.plan.of_kind(Weights) if view.homes.get(each.stage) == coordinate]
+    groups = [group for _, group in view.plan.of_kind(Weights) if view.homes.get(group.stage) == coordinate]
     twice = 0
     for _, shared in view.plan.of_kind(SharedWeight):
-        here = sum(view.homes.get(stage) == coordinate for stage in shared.stages)
-        twice += shared.numbers * max(0, here - 1)
-    return sum(each.numbers // each.shards for each in own) - twice
+        copies = sum(view.homes.get(stage) == coordinate for stage in shared.stages)
+        twice += shared.numbers * max(0, copies - 1)
+    return sum(group.numbers // group.shards for group in groups) - twice

@@ -51,27 +51,27 @@ def actions(view: View) -> str:
         stage.index: {plan.node_record(process, Process).index for process in plan.graph.successors(name)}
         for name, stage in plan.of_kind(Stage)
     } or {0: set(view.coordinates)}  # an unknown model is one stage
-    seen: Counter[tuple[int, int, int, type[Action]]] = Counter()
+    counts_seen: Counter[tuple[int, int, int, type[Action]]] = Counter()
     updates: Counter[int] = Counter()
     for name, action in view.actions.items():
         if isinstance(action, StageAction) and not isinstance(action, Message):
             on = homes.get(action.stage, set())
             if action.process not in on:
-                where = ", ".join(map(str, sorted(on))) or "no process"
-                return f"{name} is on process {action.process}, its stage on {where}"
+                processes_text = ", ".join(map(str, sorted(on))) or "no process"
+                return f"{name} is on process {action.process}, its stage on {processes_text}"
         if isinstance(action, StagePass | ForwardAhead):
             if not 0 <= action.microbatch < microbatches:
                 return f"{name} is of micro-batch {action.microbatch} of {microbatches}"
-            seen[action.process, action.stage, action.microbatch, type(action)] += 1
+            counts_seen[action.process, action.stage, action.microbatch, type(action)] += 1
         updates[action.process] += isinstance(action, Update)
     for index, on in homes.items():
         for process in on:
             for m in range(microbatches):
                 kinds = (Forward, Backward, InputBackward, WeightBackward)
-                once = [seen[process, index, m, kind] for kind in kinds]
+                once = [counts_seen[process, index, m, kind] for kind in kinds]
                 if once not in ([1, 1, 0, 0], [1, 0, 1, 1]):
-                    shown = f"forward {once[0]}, backward {once[1]}, halves {once[2]} and {once[3]} times"
-                    return f"micro-batch {m} goes through stage {index} on process {process}: {shown}"
+                    times_text = f"forward {once[0]}, backward {once[1]}, halves {once[2]} and {once[3]} times"
+                    return f"micro-batch {m} goes through stage {index} on process {process}: {times_text}"
     for process in view.coordinates:
         if updates[process] != 1:
             return f"process {process} has {updates[process]} updates"
@@ -104,14 +104,14 @@ def fields(view: View) -> str:
 
 def _overlaps(line: Line) -> str:
     """Returns the first pass that overlaps no pass of the other direction before it."""
-    before: StagePass | None = None
+    previous: StagePass | None = None
     for name, action in line:
         if not isinstance(action, StagePass):
             continue
-        directions = {isinstance(each, Forward) for each in (before, action)}
-        if action.overlaps and (before is None or before.overlaps or len(directions) == 1):
+        directions = {isinstance(stage_pass, Forward) for stage_pass in (previous, action)}
+        if action.overlaps and (previous is None or previous.overlaps or len(directions) == 1):
             return f"{name} overlaps no forward or backward pass before it"
-        before = action
+        previous = action
     return ""
 
 
@@ -120,21 +120,21 @@ def order(view: View) -> str:
 
 
 def inputs(view: View) -> str:
-    last = max(view.homes, default=0)
+    last_stage = max(view.homes, default=0)
     for line in view.lines.values():
-        done: set[_Done] = set()
+        results: set[_Done] = set()
         for name, action in line:
             if not isinstance(action, MicrobatchAction):
                 continue
-            for alternatives in _needs(action, last):
-                if done.isdisjoint(alternatives):
+            for alternatives in _needs(action, last_stage):
+                if results.isdisjoint(alternatives):
                     needed = " or ".join(f"{stage}{kind.notation}{m}" for kind, stage, m in alternatives)
                     return f"{name} comes before what it needs: {needed}"
-            done.add((type(action), action.stage, action.microbatch))
+            results.add((type(action), action.stage, action.microbatch))
     return ""
 
 
-def _needs(action: MicrobatchAction, last: int) -> list[tuple[_Done, ...]]:
+def _needs(action: MicrobatchAction, last_stage: int) -> list[tuple[_Done, ...]]:
     """Returns the requirements for earlier actions on the same process; of each entry, one is enough."""
     stage, m = action.stage, action.microbatch
     match action:
@@ -142,7 +142,7 @@ def _needs(action: MicrobatchAction, last: int) -> list[tuple[_Done, ...]]:
             return [((ReceiveActivations, stage, m), (Forward, stage - 1, m))]
         case Backward() | InputBackward():
             later = (ReceiveGradients, stage, m), (Backward, stage + 1, m), (InputBackward, stage + 1, m)
-            return [((Forward, stage, m),), *([later] if stage < last else [])]
+            return [((Forward, stage, m),), *([later] if stage < last_stage else [])]
         case WeightBackward():
             return [((InputBackward, stage, m),)]
         case SendActivations():
@@ -156,24 +156,24 @@ def totals(view: View) -> str:
     """Checks that the totals shown for each process equal the sums over its collectives and messages."""
     pieces = _ranks_of_a_member(view)
     for name, home in view.plan.of_kind(Process):
-        found: Counter[Exchanged] = Counter()
+        actual: Counter[Exchanged] = Counter()
         sizes: Counter[Exchanged] = Counter()
         for _, action in view.lines.get(home.index, ()):
             for key, count, size in _exchanges(action, pieces):
-                found[key] += count
+                actual[key] += count
                 sizes[key] += size
-        told: Counter[Exchanged] = Counter()
+        stated: Counter[Exchanged] = Counter()
         bytes_: Counter[Exchanged] = Counter()
         for node in home.traffic:
             group = node.ranks, node.stride
             key = node.operation, node.axis, node.what, node.dtype, group, node.among, node.when
-            told[key] += node.count
+            stated[key] += node.count
             bytes_[key] += node.bytes
-        for key in found | told:
-            if (found[key], sizes[key]) != (told[key], bytes_[key]):
+        for key in actual | stated:
+            if (actual[key], sizes[key]) != (stated[key], bytes_[key]):
                 return (
-                    f"{name} does {key[0]} of {key[2]} over the {key[1]} axis {found[key]} times with {sizes[key]} "
-                    f"bytes; {told[key]} times with {bytes_[key]} are shown"
+                    f"{name} does {key[0]} of {key[2]} over the {key[1]} axis {actual[key]} times with {sizes[key]} "
+                    f"bytes; {stated[key]} times with {bytes_[key]} are shown"
                 )
     return ""
 
@@ -188,10 +188,10 @@ def _exchanges(action: Action, pieces: int) -> Iterator[tuple[Exchanged, int, in
     """Yields the parts of an action by operation, axis, content, dtype, group and time: count, and bytes."""
     match action:
         case Collective(operation=operation, axis=axis, carries=carries):
-            among = ""
+            scope = ""
             if pieces > 1 and Role.AGREEMENT in carries.role:
-                among = "node" if action.group == (pieces, 1) else "nodes" if action.stride > 1 else ""
-            key = operation, axis, carries, action.dtype, action.group, among, action.when
+                scope = "node" if action.group == (pieces, 1) else "nodes" if action.stride > 1 else ""
+            key = operation, axis, carries, action.dtype, action.group, scope, action.when
             yield key, action.count, action.bytes
         case Message():
             for size, dtype in zip(action.sizes, action.dtypes, strict=True):

@@ -39,26 +39,26 @@ class View(Record):
 
 
 def view(plan: PlanGraph) -> View:
-    names, broken = plan.lines()
+    names, broken_lines = plan.lines()
     actions = dict(plan.of_kind(Action))
     lines = {process: [(name, actions[name]) for name in row] for process, row in names.items()}
     processes = dict(plan.of_kind(Process))
     coordinates = {process.index: process.pipeline for process in processes.values()}
     ends_of, key_of = _meetings(lines, coordinates)
     handed: dict[str, list[str]] = {}
-    for before, name, data in plan.graph.edges(data=True):
-        meet = before in key_of and key_of[before] == key_of.get(name)
-        if isinstance(data["relation"], TransferEdge) and before in actions and not meet:
-            handed.setdefault(name, []).append(before)
+    for sender, name, data in plan.graph.edges(data=True):
+        meet = sender in key_of and key_of[sender] == key_of.get(name)
+        if isinstance(data["relation"], TransferEdge) and sender in actions and not meet:
+            handed.setdefault(name, []).append(sender)
     homes = {}
     for name, stage in plan.of_kind(Stage):
-        on = [other for other in plan.graph.successors(name) if other in processes]
+        on = [process for process in plan.graph.successors(name) if process in processes]
         homes[stage.index] = processes[on[0]].pipeline if on else -1
     return View(
         plan=plan,
         actions=actions,
         lines=lines,
-        broken=broken,
+        broken=broken_lines,
         homes=homes,
         coordinates=coordinates,
         ends_of=ends_of,

@@ -19,18 +19,21 @@ from dslc.compiler.ir.records import TransferEdge
 
 def ends(view: View) -> str:
     homes = view.homes
-    at: dict[int, set[int]] = {}
+    members_of: dict[int, set[int]] = {}
     for index, coordinate in view.coordinates.items():
-        at.setdefault(coordinate, set()).add(index)
+        members_of.setdefault(coordinate, set()).add(index)
     for key, names in view.ends_of.items():
         if key[0] == "message":
             _, way, stage, _ = key
             reason = _two_sides(
-                view, names, at.get(homes.get(stage, -1), set()), at.get(homes.get(stage + way, -1), set())
+                view,
+                names,
+                members_of.get(homes.get(stage, -1), set()),
+                members_of.get(homes.get(stage + way, -1), set()),
             )
         else:
-            joined = at[key[1]] if key[1] is not None else set(view.coordinates)
-            missing = joined - {view.action(name).process for name in names}
+            members = members_of[key[1]] if key[1] is not None else set(view.coordinates)
+            missing = members - {view.action(name).process for name in names}
             reason = f"process {min(missing)} has no end of {names[0]}" if missing else ""
         if not reason:
             reason = _unlike(view, names)
@@ -42,32 +45,32 @@ def ends(view: View) -> str:
 def _two_sides(view: View, names: list[str], senders: set[int], receivers: set[int]) -> str:
     """Checks that a message leaves each sending process once, and arrives at each receiving one."""
     ends = {name: action for name in names if isinstance(action := view.action(name), Message)}
-    sent = [name for name, action in ends.items() if action.operation == "send"]
-    taken = [name for name in ends if name not in sent]
-    if not taken:
-        return f"{sent[0]} has no receive"
-    if not sent:
-        return f"{taken[0]} has no send"
-    for side, wanted in ((sent, senders), (taken, receivers)):
+    send_names = [name for name, action in ends.items() if action.operation == "send"]
+    receive_names = [name for name in ends if name not in send_names]
+    if not receive_names:
+        return f"{send_names[0]} has no receive"
+    if not send_names:
+        return f"{receive_names[0]} has no send"
+    for side, expected in ((send_names, senders), (receive_names, receivers)):
         on = sorted(view.action(name).process for name in side)
-        if on != sorted(wanted):
-            return f"{side[0]} is issued on process {', '.join(map(str, on))}, not on {sorted(wanted)}"
-    for one, other in ((a, b) for a in sent for b in taken):
-        edge = view.plan.graph.get_edge_data(one, other)
+        if on != sorted(expected):
+            return f"{side[0]} is issued on process {', '.join(map(str, on))}, not on {sorted(expected)}"
+    for one, receive_name in ((a, b) for a in send_names for b in receive_names):
+        edge = view.plan.graph.get_edge_data(one, receive_name)
         if edge is None or edge["relation"] != TransferEdge(bytes=ends[one].bytes):
-            return f"{one} does not hand its bytes to {other}"
+            return f"{one} does not hand its bytes to {receive_name}"
     return ""
 
 
 def _unlike(view: View, names: list[str]) -> str:
     """Describes the difference between the ends of one exchange."""
-    first = view.action(names[0])
-    assert isinstance(first, Message | Collective), "local actions have no other end"
+    first_action = view.action(names[0])
+    assert isinstance(first_action, Message | Collective), "local actions have no other end"
     for name in names[1:]:
-        for field, word in first.compared.items():
-            here, there = getattr(first, field), getattr(view.action(name), field)
-            if here != there:
-                return f"{names[0]} and {name} differ in {word}: {here} and {there}"
+        for field, word in first_action.compared.items():
+            value_here, value_there = getattr(first_action, field), getattr(view.action(name), field)
+            if value_here != value_there:
+                return f"{names[0]} and {name} differ in {word}: {value_here} and {value_there}"
     return ""
 
 
@@ -80,18 +83,18 @@ def agreement(view: View) -> str:
             if not isinstance(action, Message):
                 continue
             key = message(action)
-            other = homes[action.sender + action.way]
-            a, b = sorted((homes[action.sender], other))
+            peer = homes[action.sender + action.way]
+            a, b = sorted((homes[action.sender], peer))
             issued.setdefault((a, b), {}).setdefault(process, []).append((key, name))
     for rows in issued.values():
-        (one, first), *others = rows.items()
-        for two, row in others:
-            for n, (mine, theirs) in enumerate(zip_longest(first, row)):
+        (one, first_row), *other_rows = rows.items()
+        for two, row in other_rows:
+            for n, (mine, theirs) in enumerate(zip_longest(first_row, row)):
                 if mine is None or theirs is None or mine[0] != theirs[0]:
-                    shown = [end[1] if end else "nothing" for end in (mine, theirs)]
+                    texts = [end[1] if end else "nothing" for end in (mine, theirs)]
                     return (
                         f"processes {one} and {two} (pipeline {coordinates[one]} and {coordinates[two]}) disagree on "
-                        f"their message {n + 1}: {shown[0]} and {shown[1]}"
+                        f"their message {n + 1}: {texts[0]} and {texts[1]}"
                     )
     return ""
 
@@ -112,7 +115,7 @@ class _WaitSimulation:
         self.at = dict.fromkeys(self.rows, 0)
         self.done: set[str] = set()
         self.here: dict[Key, set[str]] = {}  # ends that wait for the others
-        self.wakes = {before: name for name, handed in view.handed.items() for before in handed}
+        self.wakes = {sender: name for name, handed in view.handed.items() for sender in handed}
 
     def reason(self) -> str:
         ready = list(self.rows)
@@ -126,17 +129,17 @@ class _WaitSimulation:
         row, freed = self.rows[process], []
         while self.at[process] < len(row):
             name = row[self.at[process]]
-            if any(before not in self.done for before in self.view.handed.get(name, ())):
+            if any(sender not in self.done for sender in self.view.handed.get(name, ())):
                 break
-            done = self._register_arrival(name)
-            if not done:
+            completed = self._register_arrival(name)
+            if not completed:
                 break
-            for end in done:
+            for end in completed:
                 self.done.add(end)
-                other = self.view.action(end).process
-                self.at[other] += 1
-                if other != process:
-                    freed.append(other)
+                peer = self.view.action(end).process
+                self.at[peer] += 1
+                if peer != process:
+                    freed.append(peer)
                 if end in self.wakes:
                     freed.append(self.view.action(self.wakes[end]).process)
         return freed
@@ -146,10 +149,10 @@ class _WaitSimulation:
         key = self.view.key_of.get(name)
         if key is None:
             return [name]
-        here = self.here.setdefault(key, set())
-        here.add(name)
+        arrived = self.here.setdefault(key, set())
+        arrived.add(name)
         ends_ = self.view.ends_of[key]
-        return ends_ if len(here) == len(ends_) else []
+        return ends_ if len(arrived) == len(ends_) else []
 
     def _circle(self, stuck: dict[int, str]) -> list[str]:
         """Follows the waits from one action until an action comes again."""
@@ -164,8 +167,8 @@ class _WaitSimulation:
         """Returns a process that must continue before this action can complete. It is stuck too, else it would have
         continued.
         """
-        late = [other for other in self.view.handed.get(name, ()) if other not in self.done]
-        if not late:
+        missing = [sender for sender in self.view.handed.get(name, ()) if sender not in self.done]
+        if not missing:
             key = self.view.key_of[name]
-            late = [end for end in self.view.ends_of[key] if end not in self.here[key]]
-        return int(self.view.action(late[0]).process)
+            missing = [end for end in self.view.ends_of[key] if end not in self.here[key]]
+        return int(self.view.action(missing[0]).process)
