@@ -141,18 +141,18 @@ def with_constants(fit: RunFit, constants: Mapping[str, float]) -> RunFit:
 def read_times(kind: type[Times], data: object) -> Times:
     """Returns times from plain data. Raises DecodeError if these are of another form, negative, or not finite."""
     times = from_json(kind, data)
-    wrong = next((number for number in _numbers(to_json(times)) if not 0 <= number < inf), None)
-    if wrong is not None:
-        raise DecodeError(f"{wrong} is no time")
+    for name, number in _numbers("", to_json(times)):
+        if not 0 <= number < inf:
+            raise DecodeError(f"{name} is {number}, which is no time")
     return times
 
 
-def _numbers(data: object) -> Iterator[float]:
-    if isinstance(data, Mapping | list | tuple):
-        for value in data.values() if isinstance(data, Mapping) else data:
-            yield from _numbers(value)
+def _numbers(name: str, data: object) -> Iterator[tuple[str, float]]:
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            yield from _numbers(key, value)
     elif isinstance(data, int | float):
-        yield data
+        yield name, data
 
 
 def fit_text(kind: str, fit: RunFit, heading: str) -> str:

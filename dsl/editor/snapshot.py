@@ -33,7 +33,7 @@ class Region(Record):
     good_text: str
 
     @property
-    def is_broken(self) -> bool:
+    def has_mistakes(self) -> bool:
         return self.good_text != self.text
 
     @property

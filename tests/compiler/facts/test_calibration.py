@@ -50,9 +50,9 @@ def test_a_calibration_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "before, after, said",
     (
-        ("fixed = 0.0001", "fixed = -0.0001", "-0.0001 is no time"),
-        ("each = 0.0025", "each = inf", "inf is no time"),
-        ("latency = 0.0001", "latency = nan", "nan is no time"),
+        ("fixed = 0.0001", "fixed = -0.0001", "fixed is -0.0001"),
+        ("each = 0.0025", "each = inf", "each is inf"),
+        ("latency = 0.0001", "latency = nan", "latency is nan"),
         ("latency = 0.0001, ", "", "latency is missing"),
         ("processes = 2", 'processes = "2"', "processes"),
         ('"network 838b430ebd" = 0.25', '"network 838b430ebd" = "most"', "overlap"),
