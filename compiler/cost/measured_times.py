@@ -128,7 +128,7 @@ def arithmetic(staging: Staging) -> str:
         "channels last": channels_last(staging.layout, staging.sharding, staging.model),
         f"tensor {sizes['tensor']}{' sequence' * job.parallelism.sequence}": sizes["tensor"] > 1,
         f"context {sizes['context']}": sizes["context"] > 1,
-        "synchronised": _shares_batch_norms(staging),
+        f"synchronised {_sharing_ranks(staging)}": _sharing_ranks(staging) > 1,
         "selective": job.memory.recompute == "selective",
     }
     return ", ".join([job.train.precision.word, *(name for name, holds in conditions.items() if holds)])
@@ -139,9 +139,10 @@ def update_of(staging: Staging) -> str:
     return f"{update_name(staging.job)}{' of cut parameters' * (staging.layout.sizes['tensor'] > 1)}"
 
 
-def _shares_batch_norms(staging: Staging) -> bool:
-    model = staging.model
-    return model.batch_norm and not model.unsynced_batch_norm and staging.layout.world_size > 1
+def _sharing_ranks(staging: Staging) -> int:
+    """Returns the number of ranks that compute batch norms together."""
+    model, sizes = staging.model, staging.layout.sizes
+    return sizes["data"] * sizes["context"] if model.batch_norm and not model.unsynced_batch_norm else 1
 
 
 def network_of(staging: Staging) -> str:

@@ -225,6 +225,26 @@ def test_images_in_another_memory_order_have_times_of_their_own(tmp_path: Path) 
     assert found == ["fp32, channels last", "fp32"]
 
 
+def test_batch_norms_of_other_numbers_of_ranks_have_times_of_their_own(tmp_path: Path) -> None:
+    """Stages of one data rank share no statistics."""
+    text = job_text(
+        model={
+            "network": "[conv2d(8), batch_norm(), conv2d(8), batch_norm(), flatten(), linear(10), linear(10)]",
+            "loss": "cross_entropy()",
+        },
+        data={"source": "digits()", "batch": 16},
+        devices={"cpus": 4},
+        train={"steps": 2, "optimizer": "sgd(lr = 0.1)"},
+    )
+    (tmp_path / "job.plt").write_text(text)
+    found = []
+    for stages in (1, 2, 4):
+        staging = compiled(tmp_path / "job.plt", f"parallelism.pipeline={stages}").analysis.staging
+        assert staging is not None
+        found.append([part for part in arithmetic(staging).split(", ") if part.startswith("synchronised")])
+    assert found == [["synchronised 4"], ["synchronised 2"], []]
+
+
 def test_a_promise_that_cannot_be_checked_names_what_lacks(tmp_path: Path) -> None:
     (tmp_path / "here.toml").write_text(calibration_text("cpu", times(tmp_path, losses={}), "made by hand"))
     loaded = load(str(tmp_path / "job.plt"), ["expect.step_time<=1s"])
