@@ -10,6 +10,7 @@ from dslc.compiler.facts.untrusted_files import replacing
 from dslc.conversion.convert import convert
 from dslc.conversion.job_text import job_text
 from dslc.conversion.report_text import head_line, key_lines
+from dslc.dsl.meaning.load import load_text
 from dslc.dsl.plain import plain, plain_lines
 from dslc.jobs.check_job import show
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT
@@ -22,6 +23,10 @@ def main(arguments: argparse.Namespace) -> int:
         return JOB_AT_FAULT
     names = ", ".join(os.path.basename(path) for path in arguments.files)
     text = job_text(draft, plain(f"Converted from {names} by dslc convert."))
+    loaded = load_text(text, arguments.output or "job.plt")
+    if loaded.report.errors:  # what the tool would refuse too, such as Nesterov's momentum without a momentum
+        show(loaded.report)
+        return JOB_AT_FAULT
     lines = "\n".join([head_line(arguments.files, draft), *key_lines(draft)])
     if arguments.output:
         with replacing(arguments.output) as file:

@@ -51,6 +51,7 @@ class Draft:
     devices: tuple[int, int] | None = None  # nodes, and processes of each
     axes: dict[str, int] = field(default_factory=dict)
     arguments: dict[str, Json] = field(default_factory=dict)  # of the Trainer, which resolve `auto`
+    autos: dict[str, tuple[Json, str]] = field(default_factory=dict)  # what Accelerate puts in its place, and the key
     wants_cpu: bool = False
 
     @property

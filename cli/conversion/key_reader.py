@@ -142,9 +142,12 @@ class KeyReader:
         self.draft.set(setting, text, f"{name}, the default of {self.tool}")
         self.defaults.append(f"`{name}`")
 
-    def imply(self, path: str, reason: str) -> None:
-        if self.file.value(path) is not None and path not in self._refused:
-            self._record(Verdict(path, "implied", reason))
+    def imply(self, path: str, reason: str, *, auto: bool = False) -> None:
+        """Records what does the key without a setting; with `auto`, also for an `auto` that no file resolves."""
+        value = self.file.value(path)
+        if value is None or path in self._refused or (is_auto(value) and path not in self._autos and not auto):
+            return
+        self._record(Verdict(path, "implied", reason))
 
     def name(self, path: str, reason: str) -> None:
         """Records why no setting of a job states the key."""

@@ -86,3 +86,11 @@ def test_lint_shows_the_memory_with_the_network_of_a_job(tmp_path: Path, capsys:
         assert line.startswith("  memory of a rank: ")
         shown[stage] = line
     assert shown[0] != shown[3]
+
+
+def test_what_torch_refuses_is_no_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "ds.json"
+    sgd = {"type": "SGD", "params": {"lr": 0.1, "nesterov": True}}
+    config.write_text(json.dumps({"train_batch_size": 8, "optimizer": sgd}))
+    assert main(["convert", str(config), "-o", str(tmp_path / "job.plt")]) == 1
+    assert "error[E0138]" in capsys.readouterr().err and not (tmp_path / "job.plt").exists()

@@ -45,6 +45,7 @@ def read_accelerate(file: ConfigFile, draft: Draft) -> None:
     elif kind == "DEEPSPEED":
         _read_deepspeed(reader)
     _read_axes(reader)
+    _note_autos(reader)
     for key in ("dynamo_backend", "dynamo_config.dynamo_backend"):
         backend = (reader.text(key) or "no").lower()
         if backend == "no":
@@ -163,6 +164,27 @@ def _read_deepspeed(reader: KeyReader) -> None:
             reader.name(key, f"DeepSpeed ignores it in stage {stage}")
         else:
             _offload(reader, key)
+
+
+# Keys of a DeepSpeed configuration that may be `auto`, and those here that replace it.
+_RESOLVES = {
+    "gradient_accumulation_steps": f"{_DEEPSPEED}gradient_accumulation_steps",
+    "gradient_clipping": f"{_DEEPSPEED}gradient_clipping",
+    "zero_optimization.stage": f"{_DEEPSPEED}zero_stage",
+    "zero_optimization.offload_optimizer.device": f"{_DEEPSPEED}offload_optimizer_device",
+    "zero_optimization.offload_param.device": f"{_DEEPSPEED}offload_param_device",
+}
+
+
+def _note_autos(reader: KeyReader) -> None:
+    """Keeps the values that Accelerate puts into a DeepSpeed configuration in the place of `auto`."""
+    autos = reader.draft.autos
+    for key, source in _RESOLVES.items():
+        if reader.has(source):
+            autos[key] = (reader.value(source), f"`{source}` of Accelerate")
+    precision = (reader.text("mixed_precision") or "no").lower()
+    for word in ("fp16", "bf16"):
+        autos[f"{word}.enabled"] = (precision == word, "`mixed_precision` of Accelerate")
 
 
 def _offload(reader: KeyReader, key: str) -> None:

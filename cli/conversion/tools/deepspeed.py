@@ -12,7 +12,7 @@ from dslc.conversion.key_table import key_table
 from dslc.dsl.json_value import Json
 
 NAME = "DeepSpeed"
-_AUTO_HELP = "give the file of the Hugging Face arguments, too"
+_AUTO_HELP = "give the file of the Hugging Face arguments or of Accelerate, too"
 _ZERO = "zero_optimization"
 _OPTIMIZER = "optimizer.params"
 _SCHEDULER = "scheduler.params"
@@ -37,9 +37,8 @@ _STRICT = ("fp16.", "bf16.", f"{_ZERO}.", "tensorboard.", "wandb.", "csv_monitor
 
 def read_deepspeed(file: ConfigFile, draft: Draft) -> None:
     """Adds the settings of the file, and the outcome of each key. `draft.arguments` resolve `auto`."""
-    reader = KeyReader(
-        NAME, file, draft, key_table("deepspeed"), autos=_resolve_autos(draft.arguments), auto_help=_AUTO_HELP
-    )
+    autos = {**draft.autos, **_resolve_autos(draft.arguments)}
+    reader = KeyReader(NAME, file, draft, key_table("deepspeed"), autos=autos, auto_help=_AUTO_HELP)
     _compare_arguments(reader)
     _read_axes(reader)
     _read_batch(reader)
@@ -103,7 +102,7 @@ def _read_batch(reader: KeyReader) -> None:
     reader.carry("train_micro_batch_size_per_gpu", "data.batch: the global batch is micro-batch x accumulation x ranks")
     reader.carry("gradient_accumulation_steps", "parallelism.microbatches")
     if is_auto(reader.file.value("train_batch_size")) and reader.draft.arguments:
-        reader.imply("train_batch_size", "`auto` is micro-batch x accumulation x ranks")
+        reader.imply("train_batch_size", "`auto` is micro-batch x accumulation x ranks", auto=True)
     stated = [key for key in ("train_batch_size", "train_micro_batch_size_per_gpu") if reader.has(key)]
     if not stated:
         reader.draft.report.add(
@@ -264,8 +263,8 @@ def _with_parameters(reader: KeyReader, call: CallDraft) -> CallDraft:
         value = reader.number(path)
         if value is None:
             continue
-        if key in ("lr", "eps") and value == 0:
-            reader.name(path, "it is above 0 in a job")
+        if (key in ("lr", "eps") and value == 0) or (key in ("momentum", "alpha") and value >= 1):
+            reader.name(path, f"no optimizer of a job has such a value of `{key}`")
             continue
         arguments[key] = value_text(value)
         reader.carry(path, f"train.optimizer.{key} = {arguments[key]}")
@@ -324,7 +323,7 @@ def _read_scheduler(reader: KeyReader) -> None:
         reader.put(f"{_SCHEDULER}.total_num_steps", "train.steps", str(total))
         draft.drop("train.epochs")
     elif is_auto(reader.file.value(f"{_SCHEDULER}.total_num_steps")) and draft.arguments:
-        reader.imply(f"{_SCHEDULER}.total_num_steps", "`auto` is the length of the training")
+        reader.imply(f"{_SCHEDULER}.total_num_steps", "`auto` is the length of the training", auto=True)
     warmup_type = reader.text(f"{_SCHEDULER}.warmup_type") or "log"
     if warmup_type != "linear" and steps:
         reader.note_default(

@@ -154,13 +154,17 @@ def _read_optimizer(reader: KeyReader) -> None:
             if len(value) == 2 and all(isinstance(beta, float) and 0 <= beta < 1 for beta in value):
                 arguments[argument] = value_text(value)
                 reader.carry(key, f"train.optimizer.{argument} = {arguments[argument]}")
-        elif isinstance(value, bool):
-            if value and argument in ("nesterov", "amsgrad"):
+        elif argument in ("nesterov", "amsgrad"):
+            if reader.flag(key):
                 arguments[argument] = "true"
                 reader.carry(key, f"train.optimizer.{argument} = true")
-            reader.imply(key, "false is the default") if not value else None
-        elif (count := reader.number(key)) is not None and (count or argument in ("weight_decay", "momentum")):
-            arguments[argument] = value_text(count)
+            else:
+                reader.imply(key, "false is the default")
+        elif (number := reader.number(key)) is not None:
+            if (argument in ("momentum", "alpha") and number >= 1) or (argument in ("lr", "eps") and number == 0):
+                reader.name(key, f"no optimizer of a job has such a value of `{argument}`")
+                continue
+            arguments[argument] = value_text(number)
             reader.carry(key, f"train.optimizer.{argument} = {arguments[argument]}")
     allowed = {"sgd": {"lr", "momentum", "nesterov", "weight_decay"}, "rmsprop": {"lr", "alpha", "eps", "momentum",
                "weight_decay"}}.get(word, {"lr", "betas", "eps", "weight_decay", "amsgrad"})  # fmt: skip
