@@ -330,7 +330,9 @@ def _lsp(made: argparse.ArgumentParser) -> None:
 
 
 def _schema(made: argparse.ArgumentParser) -> None:
-    made.add_argument("--markdown", action="store_true", help="print the reference page")
+    forms = made.add_mutually_exclusive_group()
+    forms.add_argument("--markdown", action="store_true", help="print the reference page")
+    forms.add_argument("--textmate", action="store_true", help="print the grammar by which editors colour jobs")
 
 
 # Of dslc.conversion.recognize.TOOLS, which only two commands load.
@@ -423,7 +425,11 @@ _COMMANDS = {
         'eval "$(dslc completion bash)"    # in ~/.bashrc',
         _completion,
     ),
-    "schema": ("print the language as JSON schema, or as the reference page", "dslc schema --markdown", _schema),
+    "schema": (
+        "print the language as JSON schema, as the reference page, or as a TextMate grammar",
+        "dslc schema --markdown",
+        _schema,
+    ),
 }
 
 

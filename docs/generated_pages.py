@@ -50,7 +50,7 @@ DIAGRAMS = (
 PLACEHOLDER = re.compile(r"<(?=[a-z]+>)")
 CODE = re.compile(r"\b[EWN]\d{4}\b")
 LINK = re.compile(r"\]\(([^)#\s]+)")
-LEXERS = {".py": "python", ".plt": "text"}
+LEXERS = {".py": "python", ".plt": "plt"}
 
 
 def on_files(files: Files, config: Any) -> Files:

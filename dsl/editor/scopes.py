@@ -29,6 +29,11 @@ _ROLES: dict[str, Role] = {
 }  # fmt: skip
 
 
+def terminal_role(kind: str) -> Role:
+    """Returns the role of a terminal of the grammar that is no name."""
+    return _ROLES[kind]
+
+
 class OpenBracket(NamedTuple):
     """A bracket that is open: of a call with its `name`, of a list (`[`), or of a group (`(`).
 
