@@ -26,6 +26,7 @@ from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.lr_schedules import PythonSchedule
 from dslc.dsl.language.metrics import PythonMetric, TorchMetric
 from dslc.dsl.language.optimizers import PythonOptimizer
+from dslc.dsl.remedy import remedy, remove_field, set_argument, set_field
 from dslc.dsl.source import Span
 from dslc.dsl.words import article, plural, shorten_list
 from dslc.probe.child import ChildAnswer, Json, first_line, import_torch_for_children, in_child, where_in_the_users_code
@@ -97,8 +98,10 @@ def try_loss(trial: Trial) -> Findings[Trial | None]:
             f"the loss of a sample depends on the others of its batch, and a batch is cut into {pieces} pieces: the "
             "training is not that of one process",
             job.model.value_span("loss"),
-            help=f'`python("{call.function}", over = all)` is given the outputs and targets of the whole batch, on any '
-            "number of ranks and micro-batches",
+            help=remedy(
+                set_argument(call.span, "over", "all", f'`python("{call.function}", over = all)`'),
+                " is given the outputs and targets of the whole batch, on any number of ranks and micro-batches",
+            ),
         )
     return trial.with_facts(source=replace(trial.source, loss_counts=True)) if counts else None
 
@@ -117,7 +120,11 @@ def _loss_state(call: PythonLoss, names: Sequence[str], moves: bool) -> Diagnost
         "E0661" if moves else "E0660",
         f"the loss `{call.function}` {message}",
         call.value_span("function"),
-        help=f"make the loss a module of the network, whose `forward` returns it, with `loss = own()`{fixed}",
+        help=remedy(
+            "make the loss a module of the network, whose `forward` returns it, with ",
+            set_field("model.loss", "own()"),
+            fixed,
+        ),
     )
 
 
@@ -223,7 +230,12 @@ def try_targets(trial: Trial) -> Findings[None]:
             f"{plural(classes, 'class')}",
             metric.span or job.evaluate.value_span("metrics"),
             notes=(Note(message="the loss is yours", span=job.model.value_span("loss")),),
-            help=f'`python("{job.model.loss.function}", ignore = {target})` leaves {target} out of metrics as well',
+            help=remedy(
+                set_argument(
+                    job.model.loss.span, "ignore", target, f'`python("{job.model.loss.function}", ignore = {target})`'
+                ),
+                f" leaves {target} out of metrics as well",
+            ),
         )
 
 
@@ -267,7 +279,10 @@ def try_step(trial: Trial) -> Findings[None]:
             f"{found['where']}",
             job.parallelism.value_span("zero"),
             notes=(Note(message="the step", span=job.train.value_span("step")),),
-            help="call the part itself, so that its `forward` uses its parameters; or `zero = 1`",
+            help=remedy(
+                "call the part itself, so that its `forward` uses its parameters; or ",
+                set_field("parallelism.zero", 1),
+            ),
         )
     if found.get("draws") and ranks > 1:
         yield Diagnostic(
@@ -334,7 +349,10 @@ def try_optimizer(trial: Trial) -> Findings[Trial | None]:
             f"`no_decay` divides the parameters into two groups, which `{call.function}` does not take: {found}",
             job.train.value_span("no_decay"),
             notes=(Note(message="the optimizer", span=job.train.value_span("optimizer")),),
-            help="leave `no_decay` out; or an optimizer whose `params` may be groups, as those of `torch.optim` are",
+            help=remedy(
+                remove_field("train.no_decay"),
+                "; or an optimizer whose `params` may be groups, as those of `torch.optim` are",
+            ),
         )
         return None
     if found is None:

@@ -17,6 +17,7 @@ from dslc.compiler.placement.workload import Workload
 from dslc.compiler.rules.parallelism.sharding import or_else, sharding_span
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.remedy import remedy, set_field
 
 
 def check_forward_passes(
@@ -180,7 +181,7 @@ def _warn_of_buffers(
         job.parallelism.value_span("microbatches") if microbatches > 1 else job.model.network_span,
         label=f"and {more} more such buffers" if more > 1 else "and one more such buffer" if more else "",
         notes=(Note("the network", job.model.value_span("network")),) if microbatches > 1 else (),
-        help="`microbatches = 1`, or a buffer that forward passes leave as it is"
+        help=remedy(set_field("parallelism.microbatches", 1), ", or a buffer that forward passes leave as it is")
         if microbatches > 1
         else "one rank; or a parameter that trains, or torch's `BatchNorm`, whose statistics are over all ranks",
     )
@@ -200,8 +201,10 @@ def _check_written(job: JobSpec, layout: Layout, facts: NetworkFacts) -> Iterato
             sharding_span(job, layout),
             label=label,
             notes=(note,),
-            help="a buffer, which each rank keeps whole: `register_buffer`"
-            + or_else(job, layout, "none", "ddp", "zero1"),
+            help=remedy(
+                "a buffer, which each rank keeps whole: `register_buffer`",
+                or_else(job, layout, "none", "ddp", "zero1"),
+            ),
         )
     elif facts.written_by_samples and ranks > 1:
         yield Diagnostic(
@@ -221,7 +224,7 @@ def _check_written(job: JobSpec, layout: Layout, facts: NetworkFacts) -> Iterato
             job.parallelism.value_span("microbatches"),
             label=label,
             notes=(note,),
-            help="`microbatches = 1`",
+            help=remedy(set_field("parallelism.microbatches", 1)),
         )
 
 
@@ -239,8 +242,10 @@ def _check_recomputed(job: JobSpec, model: ModelGraph, facts: NetworkFacts) -> I
                 "would take another",
                 job.memory.value_span("recompute"),
                 notes=(Note("the network", job.model.network_span),),
-                help="draw from `random`, `numpy.random` or `torch`, which draw the same in both passes; or "
-                "`recompute = none`",
+                help=remedy(
+                    "draw from `random`, `numpy.random` or `torch`, which draw the same in both passes; or ",
+                    set_field("memory.recompute", "none"),
+                ),
             )
             return
 
