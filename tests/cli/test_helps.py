@@ -191,4 +191,5 @@ def count(diagnostic: Diagnostic, diagnostics: list[Diagnostic]) -> int:
 
 
 def diagnostics_of(path: Path, text: str, trace: bool) -> list[Diagnostic]:
-    return list(check_one(path.name, [], trace=trace, text=text)[0])
+    path.write_text(text)
+    return list(check_one(path.name, [], trace=trace)[0])
