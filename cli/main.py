@@ -287,7 +287,7 @@ def _stop(made: argparse.ArgumentParser) -> None:
 
 
 def _convert(made: argparse.ArgumentParser) -> None:
-    _config_arguments(made, "files of one training: a DeepSpeed JSON with the arguments that resolve its `auto`, say")
+    _config_arguments(made, "the files of one training, such as a DeepSpeed JSON and arguments for its `auto`")
     made.add_argument("-o", "--output", metavar="FILE", help="write the job there, a .plt file (default: print it)")
 
 
@@ -406,7 +406,7 @@ _COMMANDS = {
         _convert,
     ),
     "lint": (
-        "find what is wrong in such configurations, without a job",
+        "find ignored and contradictory keys in configurations of DeepSpeed, Accelerate and others; write no job",
         "dslc lint ds_config.json --format github",
         _lint,
     ),

@@ -109,7 +109,7 @@ def _read_strategy(reader: KeyReader) -> None:
         elif offloads:
             reader.draft.set("memory.offload", "[optimizer, parameters]", name)
     elif name in ("", "auto", "ddp", "none", "single_device", "singledevice") or name.startswith("ddp_"):
-        reader.imply(key, "data ranks are replicas, by default")
+        reader.imply(key, "data ranks are replicas, by default", auto=True)
     else:
         reader.name(key, "`parallelism { zero = …, tensor = … }` splits the work")
 
