@@ -58,7 +58,7 @@ class Snapshot:
         tokens, self.comments = read_tokens(self.source)
         self.tokens, self.last_scope = scope_tokens(tokens, text)
         self.loaded: LoadResult = load_text(text, path, self.folder)
-        self.regions = self.read_regions(previous.regions if previous else [])
+        self.regions: list[Region] = self.read_regions(previous.regions if previous else [])
         # A job that lacks something required has no values: those of the text before serve.
         self.last_good: LoadResult | None = self.loaded if self.loaded.job else previous.last_good if previous else None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,9 @@ from typing import Any
 import pytest
 from helpers.lsp_client import LspClient
 from helpers.paths import EXAMPLES
+
+from dslc.commands import lsp
+from dslc.terminal.exit_codes import CommandFailedError
 
 JOB = """\
 param rate = 0.1
@@ -207,6 +212,9 @@ def test_rename_changes_the_file_its_imports_and_what_imports_it(client: LspClie
     counts = {Path(name).name: len(edits) for name, edits in changes.items()}
     assert counts == {"shared.plt": 2, "first.plt": 1}
     assert {edit["newText"] for edits in changes.values() for edit in edits} == {"batch_size"}
+    importing = client.open(folder / "first.plt")
+    changes = client.ask("rename", importing, "steps = si", newName="batch_size")["changes"]
+    assert {Path(name).name: len(edits) for name, edits in changes.items()} == counts
     uses = client.ask("references", uri, "batch = si", context={"includeDeclaration": True})
     assert len(uses) == 3
 
@@ -242,7 +250,9 @@ def test_a_mistake_of_an_imported_file_is_shown_at_the_import(client: LspClient,
 
 def test_a_help_is_a_quick_fix(client: LspClient, folder: Path) -> None:
     uri = client.open(folder / "fixed.plt", JOB.replace("batch = 64", "bach = 64").replace("epochs = 2", "epoch = 2"))
-    (_, wrong) = client.diagnostics(uri, 1)
+    (first, wrong) = client.diagnostics(uri, 1)
+    actions = client.ask_all("codeAction", uri, range=first["range"], context={"diagnostics": [first]})
+    assert [action["diagnostics"][0]["range"] for action in actions] == [first["range"]]
     params = {"range": wrong["range"], "context": {"diagnostics": [wrong]}}
     (action,) = client.ask_all("codeAction", uri, **params)
     assert action["kind"] == "quickfix" and action["diagnostics"][0]["code"] == wrong["code"]
@@ -264,3 +274,9 @@ def apply_edit(text: str, edit: dict[str, Any]) -> str:
     starts = [0, *(at + 1 for at, char in enumerate(text) if char == "\n")]
     start, end = (starts[edit["range"][key]["line"]] + edit["range"][key]["character"] for key in ("start", "end"))
     return text[:start] + edit["newText"] + text[end:]
+
+
+def test_without_pygls_the_command_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pygls", None)  # as if it were not installed
+    with pytest.raises(CommandFailedError, match=r"pip install 'dslc\[lsp\]'"):
+        lsp.main(argparse.Namespace(stdio=False))

@@ -73,6 +73,7 @@ def test_an_unclosed_block_ends_before_the_next() -> None:
         ("train {\n  optimizer = |\n}", {"adamw", "sgd"}, {"steps", "gpt"}),
         ("train {\n  optimizer = sgd(lr = 1, |)\n}", {"momentum", "nesterov"}, {"lr", "betas"}),
         ("train {\n  optimizer = sgd(momentum = 0.9,\n    |\n  precision = bf16", {"lr"}, {"momentum", "epochs"}),
+        ("train {\n  optimizer = sgd(lr = 1,\n  precision = |\n}", {"bf16"}, {"momentum"}),
         ("param w = 2\nmodel {\n  network = [linear(|)]\n}", {"w", "features", "bias"}, {"conv2d"}),
         ("model {\n  network = [linear(2), residual([c|])]\n}", {"conv2d", "relu"}, {"gpt"}),
         ("data {\n  shuffle = |\n}", {"true", "false", "none"}, set()),
