@@ -60,7 +60,9 @@ def _corrects(
     if count(diagnostic, after) >= count(diagnostic, before):
         return False
     codes = {other.code for other in before}
-    return not any(other.code < "E02" and other.code not in codes for other in after if other.severity == "error")
+    # A mistake of syntax hides mistakes in names.
+    first = "E01" if any(code < "E01" for code in codes) else "E02"
+    return not any(other.code < first and other.code not in codes for other in after if other.severity == "error")
 
 
 def count(diagnostic: Diagnostic, diagnostics: list[Diagnostic]) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dslc.dsl.diagnostics import Note
+from dslc.dsl.remedy import remedy
 from dslc.dsl.syntax.lexer import UNREAD
 from dslc.dsl.syntax.mistakes import COMPARISONS, ENDS_VALUE, OPENERS, PAIRS, Mistakes, ParseAbortedError, Token
 
@@ -139,7 +140,10 @@ class _BracketMatcher:
                 "E0017",
                 f"two entries on one line: `{token.text}` begins the next",
                 (before.end, before.end),
-                help="write a comma between them, or begin a new line",
+                help=remedy(
+                    self.mistakes.replacement(before.end, before.end, ",", "write a comma between them"),
+                    ", or begin a new line",
+                ),
             )
         self.kept.append(Token("COMMA", ",", before.end, before.end))
 
@@ -176,7 +180,9 @@ class _BracketMatcher:
             self.complete = False
             return at + 1
         message = f"nothing is open that this `{token.text}` could close"
-        self.mistakes.add("E0011", message, token, help=f"remove it, or write the `{_sign(wanted)}` it belongs to")
+        stray = self.mistakes.replacement(token.start, token.end, "", "remove it")
+        help = remedy(stray, f", or write the `{_sign(wanted)}` it belongs to")
+        self.mistakes.add("E0011", message, token, help=help)
         return at + 1
 
     def is_consequence(self, closer: Token) -> bool:
@@ -201,7 +207,7 @@ class _BracketMatcher:
             "E0019",
             f"`{{` is missing after `{name.text}`",
             (name.end, name.end),
-            help=f"write `{name.text} {{`",
+            help=remedy("write ", self.mistakes.replacement(name.end, name.end, " {", f"`{name.text} {{`")),
             notes=[Note(message="the block is closed here", span=self.mistakes.span(closer.start, closer.end))],
         )
         self.kept.insert(at + 1, Token("LBRACE", "{", name.end, name.end))
@@ -327,7 +333,10 @@ class _BracketMatcher:
             sign = self.kept.pop()
             block = self.source_text(self.kept[-1])
             self.mistakes.add(
-                "E0019", f"a block has no `{sign.text}` before its brace", sign, help=f"write `{block} {{`"
+                "E0019",
+                f"a block has no `{sign.text}` before its brace",
+                sign,
+                help=remedy("write ", self.mistakes.replacement(self.kept[-1].end, sign.end, "", f"`{block} {{`")),
             )
             name = at
         if name is None:  # the token before the brace is no name: the block is left out

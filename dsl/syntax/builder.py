@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import lark
 
 from dslc.dsl.bounds import NESTING
+from dslc.dsl.remedy import remedy, replace_text
 from dslc.dsl.source import Span
 from dslc.dsl.syntax import tree
 from dslc.dsl.syntax.lexer import NUMBER_PART, UNREAD
@@ -166,7 +167,8 @@ class Builder:
         name = children[0].text
         if name in OTHER_LITERALS:
             ours = OTHER_LITERALS[name]
-            self.mistakes.add("E0025", f"`{name}` is written `{ours}` here", span, help=f"write `{ours}`")
+            help = remedy("write ", replace_text(span, ours))
+            self.mistakes.add("E0025", f"`{name}` is written `{ours}` here", span, help=help)
         return tree.Name(span=span, name=name)
 
     def make_call(self, children: Children, span: Span) -> tree.CallOf:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from dslc.dsl.language.registry import BLOCKS
+from dslc.dsl.remedy import Edit, remedy
 from dslc.dsl.syntax.mistakes import (
     BEGINS_VALUE,
     COMPARISONS,
@@ -160,7 +161,10 @@ def _other_sign(place: ParserPosition) -> bool:
     if before.kind == "STRING":
         plain = before.text.strip('"')
         return place.report("E0021", "a name stands without quotes", before, help=f"write `{plain} = …`")
-    return place.report("E0015", f"`{token.text}` stands where `=` belongs", token, help=f"write `{before.text} = …`")
+    equals = place.mistakes.replacement(
+        token.start, token.end, " =" if place.adjacent() else "=", f"`{before.text} = …`"
+    )
+    return place.report("E0015", f"`{token.text}` stands where `=` belongs", token, help=remedy("write ", equals))
 
 
 def _foreign(place: ParserPosition) -> bool:
@@ -220,7 +224,7 @@ def _statement_word(place: ParserPosition) -> bool:
             "E0013",
             f"`=` is missing between `{before.text}` and its value",
             before,
-            help=f"write `param {before.text} = …`",
+            help=remedy("write ", _equals_after(place, before, f"`param {before.text} = …`")),
         )
     if first.kind == "IMPORT":
         if place.at == place.start + 1:
@@ -255,7 +259,8 @@ def _beginning(place: ParserPosition) -> bool:
     if token.kind in KEYWORDS:
         return _reserved(place, token)
     if token.kind == "COMMA":
-        return place.report("E0014", "nothing stands before this comma", token, help="remove it")
+        comma = place.mistakes.replacement(token.start, token.end, "", "remove it")
+        return place.report("E0014", "nothing stands before this comma", token, help=remedy(comma))
     if token.kind in ("NUMBER", "QUANTITY") and place.in_body and place.following().kind in COMPARISONS:
         return place.report(
             "E0024",
@@ -338,8 +343,15 @@ def _missing_equals(place: ParserPosition) -> bool:
         message = f"`{path}(…)` is a value without a name"
         return place.report("E0013", message, before, help=f"write `name = {path}(…)`")
     return place.report_after(
-        "E0013", f"`=` is missing between `{path}` and its value", before, help=f"write `{path} = …`"
+        "E0013",
+        f"`=` is missing between `{path}` and its value",
+        before,
+        help=remedy("write ", _equals_after(place, before, f"`{path} = …`")),
     )
+
+
+def _equals_after(place: ParserPosition, name: Token, shown: str) -> Edit:
+    return place.mistakes.replacement(name.end, name.end, " =", shown)
 
 
 def _missing_value(place: ParserPosition) -> bool:
@@ -349,7 +361,10 @@ def _missing_value(place: ParserPosition) -> bool:
             "E0014",
             "nothing stands before this comma",
             token,
-            help="write the value that is missing, or remove the comma",
+            help=remedy(
+                "write the value that is missing, or ",
+                place.mistakes.replacement(token.start, token.end, "", "remove the comma"),
+            ),
         )
     if token.kind == "RPAR" and before and before.kind == "LPAR":
         return place.report("E0014", "nothing stands between these brackets", token)
@@ -402,14 +417,18 @@ def _two_values(place: ParserPosition) -> bool:
         )
     if before.kind == "NAME" and token.kind == "STRING" and not gap:
         return place.report(
-            "E0006", "a string has no prefix and knows no interpolation", before, help=f"remove `{before.text}`"
+            "E0006",
+            "a string has no prefix and knows no interpolation",
+            before,
+            help=remedy(place.mistakes.replacement(before.start, before.end, "", f"remove `{before.text}`")),
         )
     if token.kind == "LSQB" and not gap:
         return place.report("E0026", "a value has no items to pick with `[ ]`", token)
     bracket = place.bracket()
     if bracket:
         what = "items of a list" if bracket.kind == "LSQB" else "arguments" if _is_call(place, bracket) else "values"
-        help_text = "write `,` between them" if what != "values" else "a list is written `[a, b]`"
+        comma = place.mistakes.replacement(before.end, before.end, ",", "write `,` between them")
+        help_text = remedy(comma) if what != "values" else "a list is written `[a, b]`"
         return place.report_after(
             "E0016",
             f"a comma is missing between two {what}",
@@ -420,7 +439,10 @@ def _two_values(place: ParserPosition) -> bool:
     starts_entry = token.kind == "NAME" and place.following().kind in ({"EQUAL", "DOT"} | COMPARISONS)
     if not place.one_value and not place.in_body and (starts_entry or token.kind in KEYWORDS):
         return place.report(
-            "E0017", f"{_token_text(token)} begins on the line of another statement", token, help="begin a new line"
+            "E0017",
+            f"{_token_text(token)} begins on the line of another statement",
+            token,
+            help=remedy(place.mistakes.replacement(token.start, token.start, "\n", "begin a new line")),
         )
     return place.report(
         "E0017",
@@ -447,7 +469,10 @@ def _comma(place: ParserPosition) -> bool:
             "E0017", "here is one value, and a comma", place.token, help="several values are a list: `[a, b]`"
         )
     return place.report(
-        "E0017", "outside of blocks no comma stands between statements", place.token, help="begin a new line"
+        "E0017",
+        "outside of blocks no comma stands between statements",
+        place.token,
+        help=remedy(place.mistakes.replacement(place.token.start, place.token.end, "\n", "begin a new line")),
     )
 
 

@@ -12,6 +12,7 @@ import re
 from typing import NamedTuple, NoReturn
 
 from dslc.dsl.bounds import WORDS
+from dslc.dsl.remedy import remedy
 from dslc.dsl.source import Source, Span
 from dslc.dsl.syntax.grammar import terminals
 from dslc.dsl.syntax.mistakes import Mistakes, ParseAbortedError, Token
@@ -185,7 +186,7 @@ class _Lexer:
             f"`{shown}` is not a number",
             (start, part.end()),
             label="a number begins with a digit",
-            help=f"write `0{shown}`",
+            help=remedy("write ", self.mistakes.replacement(start, part.end(), f"0{shown}")),
         )
         return self.take("NUMBER", start, part.end(), "0")
 
@@ -229,7 +230,7 @@ class _Lexer:
                 f"{SPACES[char]} ({_code_point(char)}) between words",
                 (at, at + 1),
                 label="this looks like a space but is not one",
-                help="write a plain space instead, or nothing",
+                help=remedy(self.mistakes.replacement(at, at + 1, " ", "write a plain space instead"), ", or nothing"),
             )
             return at + 1
         continued = _rare(CONTINUED).match(self.text, at)
@@ -260,7 +261,7 @@ class _Lexer:
                 "E0006",
                 f'a string is written between `"`, not between {which} quotes',
                 match.span(),
-                help=f'write `"{plain}"`',
+                help=remedy("write ", self.mistakes.replacement(*match.span(), f'"{plain}"')),
             )
             return self.take("STRING", at, match.end(), '""')
         if self.text[at] in SMART_QUOTES:
@@ -295,7 +296,7 @@ class _Lexer:
             f"`{char}` ({_code_point(char)}{_name(char)}) cannot stand in a name, a number or a unit",
             (odd, odd + 1),
             label="letters are `a` to `z`, digits `0` to `9`",
-            help=f"write `{plain}`" if plain else "",
+            help=remedy("write ", self.mistakes.replacement(at, word.end(), plain)) if plain else "",
         )
         kind, start = substitute or ("NAME", at)
         known = self.match(plain) if plain else None
@@ -308,7 +309,8 @@ class _Lexer:
         match = self.match(plain) if plain else None
         shown = f"`{char}` " if char.isprintable() else ""
         message = f"the character {shown}({_code_point(char)}{_name(char)}) has no meaning here"
-        self.mistakes.add("E0003", message, (at, at + 1), help=f"write `{plain}`" if plain else "")
+        help = remedy("write ", self.mistakes.replacement(at, at + 1, plain)) if plain else ""
+        self.mistakes.add("E0003", message, (at, at + 1), help=help)
         if match and match.end() == len(plain) and match.lastgroup:
             return self.take(match.lastgroup, at, at + 1, plain)
         sequence = _rare(CONTROL_SEQUENCE).match(self.text, at)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from dslc.dsl.diagnostics import Note, Report
+from dslc.dsl.remedy import Edit
 from dslc.dsl.source import Source, Span
 
 MAX_MISTAKES = 50  # of one text; nobody reads more
@@ -65,6 +66,10 @@ class Mistakes:
 
     def span(self, start: int, end: int) -> Span:
         return Span(self.source, start, end)
+
+    def replacement(self, start: int, end: int, text: str, shown: str = "") -> Edit:
+        """Returns the edit that replaces the text between two offsets; `shown` is how the help calls it."""
+        return Edit("", text, self.span(start, end), shown or f"`{text}`")
 
     def column(self, offset: int) -> int:
         return self.source.position(offset)[1]

@@ -53,6 +53,17 @@ def test_fixes_are_written_and_the_rest_is_reported(job: Path, capsys: pytest.Ca
     assert sorted(os.listdir()) == ["job.plt"]
 
 
+def test_mistakes_of_syntax_are_fixed_too(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job.write_text(
+        JOB.replace("data {", "data: {").replace("flatten(), liner", "flatten() liner").replace("= 1\n", "1\n")
+    )
+    assert main(["check", "job.plt", "--fix"]) == 1
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("job.plt:")]
+    fixed = {line[-7:] for line in lines}
+    assert fixed >= {"[E0016]", "[E0019]", "[E0013]", "[E0130]", "[E0107]", "[E0125]"}, lines
+    assert "data {\n" in job.read_text() and "[flatten(), linear(10)]" in job.read_text()
+
+
 def test_a_good_job_stays_as_it_is(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job.write_text(
         JOB.replace("liner", "linear").replace("bach ", "batch").replace("  batch_sz  = 3\n", "").replace("-1", "1")
