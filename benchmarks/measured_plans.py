@@ -1,7 +1,7 @@
 """`python -m benchmarks plans`: measures every plan that `auto` may choose, for the table of docs/choosing.md.
 
-Each job is calibrated as a user would do it, once, on four processes. Then each plan of its search space trains, in two
-rounds: all of them, and once more those that are close to the fastest. The chosen plan is compared with the fastest
+Each job is calibrated as a user would do it, once, on four processes. Then each plan of its search space trains that has
+no warning which the chosen one has not, in two rounds: all of them, and once more those that are close to the fastest. The chosen plan is compared with the fastest
 one, and the predicted order of plans with the measured one.
 """
 
@@ -81,13 +81,13 @@ def measure(case: Case, source: Path, folder: Path) -> list[MeasuredPlan]:
     finish("calibrate", source, "-o", catalogue, *flags((*case.written, *case.auto)))
     settings = (*case.written, *TRAINED, f'devices.catalogue="{catalogue}"')
     choice = _choice(source, (*settings, *case.auto))
+    chosen = choice["plans"][choice["chosen"]]
     plans = [
         MeasuredPlan(tuple(plan["settings"]), plan["step_time"], [])
         for plan in choice["plans"]
-        if plan.get("source") == "measured"
+        if plan.get("source") == "measured" and set(plan["warnings"]) <= set(chosen["warnings"])
     ]
-    chosen = tuple(choice["plans"][choice["chosen"]]["settings"])
-    plans.sort(key=lambda plan: plan.settings != chosen)
+    plans.sort(key=lambda plan: plan.settings != tuple(chosen["settings"]))
     folder.mkdir()
     spread = len(plans) // KEPT + 1
     for number, plan in enumerate(plans):

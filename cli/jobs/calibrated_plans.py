@@ -26,7 +26,12 @@ def further_plans(job: JobSpec, world_size: int) -> Iterator[tuple[Settings, ...
         few, *many = ({**engine, "parallelism.microbatches": times * stages} for times in (1, 4, 2))
         plans += [(few if few.keys() <= set(searched) else engine,)] if engine else []
         plans.append(tuple(many))
-    plans += [({"parallelism.tensor": 2},), ({"parallelism.context": 2},), ({"memory.recompute": "selective"},)]
+    plans += [
+        ({"parallelism.zero": 1},),
+        ({"parallelism.tensor": 2},),
+        ({"parallelism.context": 2},),
+        ({"memory.recompute": "selective"},),
+    ]
     yield from (plan for plan in plans if plan[0].keys() <= set(searched))
 
 

@@ -160,8 +160,9 @@ def rest_of(staging: Staging) -> str:
 
 def engines_of(staging: Staging) -> list[str]:
     """Returns the engines of a plan that take more of a step than its parts do."""
-    engines = {"pipeline": staging.layout.sizes["pipeline"] > 1, "fsdp": staging.sharding.engine == "fsdp"}
-    return [name for name, runs in engines.items() if runs]
+    engine = staging.sharding.engine
+    stages = ["pipeline"] if staging.layout.sizes["pipeline"] > 1 else []
+    return [*stages, *([engine] if engine in ("zero1", "fsdp") else [])]
 
 
 def source_of(staging: Staging) -> str:

@@ -91,7 +91,10 @@ def test_a_job_with_auto_is_calibrated_by_a_plan_of_each_kind(tmp_path: Path) ->
     ]
     few, many = "microbatches = 1", "microbatches = 4"
     zero = "zero = 3, "
-    assert kinds == ["", *(f"`{kind}`" for kind in (many, zero + few, zero + many, "tensor = 2", "context = 2"))]
+    assert kinds == [
+        "",
+        *(f"`{kind}`" for kind in (many, zero + few, zero + many, "zero = 1", "tensor = 2", "context = 2")),
+    ]
     assert " fsdp" in (tmp_path / "here.toml").read_text()
     choice = json.loads(dslc("choose", "made.plt", "--json", *flags, "--set", HERE, cwd=tmp_path).stdout)
     known = {plan["source"] for plan in choice["plans"] if "refused" not in plan}
