@@ -19,10 +19,10 @@ def main(arguments: argparse.Namespace) -> int:
     for command in commands.choices.values():
         for action in command._actions:
             if action.metavar == "JOB":
-                action.complete = jobs  # type: ignore[attr-defined]
+                action.complete = jobs
             elif action.metavar in _FILES:
-                action.complete = shtab.FILE  # type: ignore[attr-defined]
+                action.complete = shtab.FILE
             elif action.metavar in _FOLDERS:
-                action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+                action.complete = shtab.DIRECTORY
     print(shtab.complete(parser, arguments.shell))
     return GOOD

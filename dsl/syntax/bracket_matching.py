@@ -180,8 +180,8 @@ class _BracketMatcher:
             self.complete = False
             return at + 1
         message = f"nothing is open that this `{token.text}` could close"
-        stray = self.mistakes.replacement(token.start, token.end, "", "remove it")
-        help = remedy(stray, f", or write the `{_sign(wanted)}` it belongs to")
+        removal = self.mistakes.replacement(token.start, token.end, "", "remove it")
+        help = remedy(removal, f", or write the `{_sign(wanted)}` it belongs to")
         self.mistakes.add("E0011", message, token, help=help)
         return at + 1
 
