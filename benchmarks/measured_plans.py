@@ -1,8 +1,9 @@
 """`python -m benchmarks plans`: measures every plan that `auto` may choose, for the table of docs/choosing.md.
 
-Each job is calibrated as a user would do it, once, on four processes. Then each plan of its search space trains that has
-no warning which the chosen one has not, in two rounds: all of them, and once more those that are close to the fastest. The chosen plan is compared with the fastest
-one, and the predicted order of plans with the measured one.
+Each job is calibrated once on four processes, as a user would do it. Then each plan of its search space trains, but for
+plans with a warning that the chosen one does not have. There are two rounds: all of them, and once more
+those that are close to the fastest. The chosen plan is compared with the fastest one, and the predicted order of plans
+with the measured one.
 """
 
 from __future__ import annotations

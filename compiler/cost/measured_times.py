@@ -89,7 +89,7 @@ class MeasuredTimes:
         rests, network = self._calibration.rest, self._network
         stages = (f"{network} pipeline fsdp", f"{network} pipeline") if "pipeline" in engines_of(self._staging) else ()
         time = next((rests[name] for name in (rest_of(self._staging), *stages, network) if name in rests), None)
-        return time.of(self._staging.layout.microbatches) if time is not None else 0.0
+        return time.seconds_with(self._staging.layout.microbatches) if time is not None else 0.0
 
     def data(self, samples: float) -> float:
         """Returns the seconds in which samples are made, where nothing hides it."""

@@ -63,7 +63,7 @@ class RestTime(Record):
     seconds: float
     each: float = 0.0
 
-    def of(self, microbatches: int) -> float:
+    def seconds_with(self, microbatches: int) -> float:
         """Returns the seconds of a step with so many micro-batches."""
         return max(0.0, self.seconds + self.each * (microbatches - self.microbatches))
 
