@@ -63,7 +63,7 @@ def try_loss(trial: Trial) -> Findings[Trial | None]:
                 for batch in batches[:1]:
                     if job.devices.gpus is not None and (place := cpu_tensor_of_loss(function, *batch)) is not None:
                         return {"cpu": place.line}
-                    try_state(function, call.function, *batch, again=True)
+                    try_state(function, call.function, *batch, is_repeated=True)
             except LossStateError as error:
                 return {"names": error.names, "moves": error.moves}
             counts = bool(sum(try_out(step, *batch) for batch in batches))  # each of them is tried

@@ -246,7 +246,7 @@ def _actions(analysis: Analysis) -> tuple[Sequence[Sequence[StageAction]], recor
         if analysis.layout.sizes["pipeline"] > 1:  # a network that was not traced
             return (), None
         ahead = makes_outputs_ahead(analysis.job, analysis.layout)
-        row = row_without_pipeline(analysis.layout.microbatches, analysis.sharding.reshard, ahead=ahead)
+        row = row_without_pipeline(analysis.layout.microbatches, analysis.sharding.reshard, outputs_early=ahead)
         return (tuple(_row(0, row, (), analysis.sharding)),), None
     assert analysis.staging is not None
     sent = messages(analysis.staging)

@@ -85,7 +85,7 @@ def _gathers(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[Step
         row: Sequence[Issue] = [part for entry in row_of(place.schedule, place.pipeline) for part in entry.parts]
     else:
         ahead = makes_outputs_ahead(place.job, place.layout)
-        row = list(row_without_pipeline(place.layout.microbatches, place.sharding.reshard, ahead=ahead))
+        row = list(row_without_pipeline(place.layout.microbatches, place.sharding.reshard, outputs_early=ahead))
     for stage, units in units_by_stage(place):
         own = {name: each for name, each in weights.items() if each.stage == stage}
         repeated = _gathered_again(place, stage, units) if place.sharding.reshard else set()

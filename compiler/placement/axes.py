@@ -9,10 +9,10 @@ AXES = ("pipeline", "data", "context", "tensor")  # outermost first: neighbours 
 
 def coordinates(sizes: Mapping[str, int], rank: int) -> dict[str, int]:
     """Returns a rank's place on each axis, of the axes' sizes."""
-    found = {}
+    by_axis = {}
     for axis in reversed(AXES):
-        rank, found[axis] = divmod(rank, sizes[axis])
-    return {axis: found[axis] for axis in AXES}
+        rank, by_axis[axis] = divmod(rank, sizes[axis])
+    return {axis: by_axis[axis] for axis in AXES}
 
 
 def crosses_nodes(size: int, stride: int, nodes: int, processes: int) -> bool:

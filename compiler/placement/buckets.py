@@ -16,14 +16,14 @@ def in_buckets(sizes: Iterable[int], most: int = MOST) -> tuple[range, ...]:
     """Returns the tensors of these sizes, by their places, in buckets: one is full as soon as it holds `most` numbers
     or more. No step changes them, so that what is kept of a bucket is of the same tensors for ever.
     """
-    found: list[range] = []
-    first = held = n = 0
+    buckets: list[range] = []
+    start = bytes_of_bucket = n = 0
     for n, size in enumerate(sizes, 1):
-        held += size
-        if held >= most:
-            found.append(range(first, n))
-            first, held = n, 0
-    return (*found, range(first, n)) if first < n else tuple(found)
+        bytes_of_bucket += size
+        if bytes_of_bucket >= most:
+            buckets.append(range(start, n))
+            start, bytes_of_bucket = n, 0
+    return (*buckets, range(start, n)) if start < n else tuple(buckets)
 
 
 def messages(size: int) -> list[int]:

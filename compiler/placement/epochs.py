@@ -60,20 +60,20 @@ class Epoch(Record):
 
     def nearest_batches(self, batch: int) -> tuple[int, ...]:
         """Returns the batches nearest to this one, below and above, that divide evenly and break no rule."""
-        each = self.ranks * self.pieces
-        most = max(batch, self.train) if self.train is not None else batch + TRIED * each
-        first = batch // each * each
-        below = range(first if first < batch else first - each, 0, -each)[:TRIED]
-        above = range(first + each, most + 1, each)[:TRIED]
-        found = (next((b for b in side if not self.fault(b)), None) for side in (below, above))
-        return tuple(b for b in found if b is not None)
+        multiple = self.ranks * self.pieces
+        most = max(batch, self.train) if self.train is not None else batch + TRIED * multiple
+        nearest_below = batch // multiple * multiple
+        below = range(nearest_below if nearest_below < batch else nearest_below - multiple, 0, -multiple)[:TRIED]
+        above = range(nearest_below + multiple, most + 1, multiple)[:TRIED]
+        nearest = (next((b for b in side if not self.fault(b)), None) for side in (below, above))
+        return tuple(b for b in nearest if b is not None)
 
 
 def near_divisors(share: int, count: int) -> Iterator[int]:
     """Yields divisors of `share`, the nearest to `count` (at most all of it) first, those within `TRIED`."""
     count = min(count, share)
-    around = chain([count], chain.from_iterable((count - d, count + d) for d in range(1, TRIED)))
-    return (m for m in around if 1 <= m <= share and share % m == 0)
+    candidates = chain([count], chain.from_iterable((count - d, count + d) for d in range(1, TRIED)))
+    return (m for m in candidates if 1 <= m <= share and share % m == 0)
 
 
 def check_batch(job: JobSpec, layout: Layout, epoch: Epoch) -> Iterator[Diagnostic]:
@@ -87,18 +87,18 @@ def check_batch(job: JobSpec, layout: Layout, epoch: Epoch) -> Iterator[Diagnost
 
 def _report_share(job: JobSpec, epoch: Epoch) -> Iterator[Diagnostic]:
     batch, ranks = job.data.batch, epoch.ranks
-    where = job.parallelism.name_span("data") if job.parallelism.is_set("data") else _devices_span(job)
+    span = job.parallelism.name_span("data") if job.parallelism.is_set("data") else _devices_span(job)
     what = "`parallelism.data` is set here" if job.parallelism.is_set("data") else "the ranks come from `devices`"
-    near = epoch.nearest_batches(batch)
-    remedies: list[str] = [remedy("use ", either_batch(near))] if near else []
-    if not any(b < batch for b in near):
+    nearest = epoch.nearest_batches(batch)
+    remedies: list[str] = [remedy("use ", either_batch(nearest))] if nearest else []
+    if not any(b < batch for b in nearest):
         remedies.append("fewer ranks")
     yield Diagnostic(
         "E0301",
         f"a global batch of {batch} cannot be shared out over {ranks} data-parallel ranks",
         job.data.value_span("batch"),
         label=division(batch, ranks),
-        notes=(Note(what, where),),
+        notes=(Note(what, span),),
         help=join_remedies(", or ", remedies),
     )
 
@@ -109,10 +109,10 @@ def _check_pieces(job: JobSpec, layout: Layout, epoch: Epoch) -> Iterator[Diagno
     if share % pieces == 0:
         return
     written = job.parallelism.is_set("microbatches")
-    near = epoch.nearest_batches(batch)
+    nearest = epoch.nearest_batches(batch)
     close = fitting_pieces(job, layout)
     remedies: list[str] = [either_field("parallelism.microbatches", close)] if close else []
-    remedies += [remedy("a batch of ", either_batch(near))] if near else []
+    remedies += [remedy("a batch of ", either_batch(nearest))] if nearest else []
     yield Diagnostic(
         "E0302",
         f"a share of {plural(share, 'sample')} cannot be cut into {pieces} equal micro-batches",
@@ -147,38 +147,39 @@ def _check_epoch(job: JobSpec, epoch: Epoch) -> Iterator[Diagnostic]:
     batch, train, ranks, fault = job.data.batch, epoch.train, epoch.ranks, epoch.fault(job.data.batch)
     if not fault or train is None:
         return
-    full, last = divmod(train, batch)
-    near, other = either_batch(epoch.nearest_batches(batch)), "drop" if epoch.keep else "keep"
+    full, remainder = divmod(train, batch)
+    nearest_text, other_word = either_batch(epoch.nearest_batches(batch)), "drop" if epoch.keep else "keep"
     remedies: list[str] = []
     if not replace(epoch, keep=not epoch.keep).fault(batch):
-        remedies.append(remedy(set_field("data.last_batch", other)))
+        remedies.append(remedy(set_field("data.last_batch", other_word)))
     if fault == "E0303":
         yield Diagnostic(
             "E0303",
             f"an epoch of {plural(train, 'sample')} holds no full batch of {batch}, and the rest is dropped",
             job.data.value_span("batch"),
-            help=join_remedies(", or ", [remedy("use ", near), *remedies] if near else remedies)
+            help=join_remedies(", or ", [remedy("use ", nearest_text), *remedies] if nearest_text else remedies)
             or "fewer ranks, or more data",
         )
         return
-    remedies += [remedy("a batch of ", near)] if near else []
-    counted = f"{train} = {full} x {batch} + {last}"
+    remedies += [remedy("a batch of ", nearest_text)] if nearest_text else []
+    count_text = f"{train} = {full} x {batch} + {remainder}"
     if fault == "E0304":
         yield Diagnostic(
             "E0304",
-            f"the last batch of an epoch holds {last} of {train} samples: "
-            f"{ranks - last} of {ranks} data-parallel ranks would have none",
+            f"the last batch of an epoch holds {remainder} of {train} samples: "
+            f"{ranks - remainder} of {ranks} data-parallel ranks would have none",
             job.data.value_span("last_batch"),
-            label=counted,
+            label=count_text,
             notes=(Note("the global batch is set here", job.data.value_span("batch")),),
             help=join_remedies(", or ", [*remedies, "fewer ranks"]),
         )
     else:
         yield Diagnostic(
             "E0307",
-            f"a pipeline needs micro-batches of one shape, and an epoch's last batch holds {plural(last, 'sample')}",
+            f"a pipeline needs micro-batches of one shape, and an epoch's last batch holds "
+            f"{plural(remainder, 'sample')}",
             job.data.value_span("last_batch"),
-            label=counted,
+            label=count_text,
             help=join_remedies(", or ", remedies) or "another batch",
         )
 
@@ -189,15 +190,15 @@ def counts(mixture: Mixture, train: Sequence[int]) -> tuple[int, ...]:
     if mixture.samples is not None:
         return _shared_out(mixture.samples, weights)
     ends = max if mixture.stopping_strategy == "all_exhausted" else min
-    last = ends(range(len(train)), key=lambda n: train[n] / weights[n])
-    return tuple(round(train[last] * weight / weights[last]) for weight in weights)
+    last_ends = ends(range(len(train)), key=lambda n: train[n] / weights[n])
+    return tuple(round(train[last_ends] * weight / weights[last_ends]) for weight in weights)
 
 
 def _shared_out(samples: int, weights: Sequence[float]) -> tuple[int, ...]:
     """Shares out by largest remainders."""
     exact = [samples * weight / sum(weights) for weight in weights]
-    found = [int(each) for each in exact]
-    most = sorted(range(len(exact)), key=lambda n: found[n] - exact[n])
-    for n in most[: samples - sum(found)]:
-        found[n] += 1
-    return tuple(found)
+    shares = [int(value) for value in exact]
+    most = sorted(range(len(exact)), key=lambda n: shares[n] - exact[n])
+    for n in most[: samples - sum(shares)]:
+        shares[n] += 1
+    return tuple(shares)

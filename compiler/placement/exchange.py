@@ -46,8 +46,8 @@ class ExchangePolicy(Record):
     @property
     def first_step(self) -> int:
         """The first step with an exchange; by the clock the first that may have one."""
-        every = self.every or 1
-        return (self.alone // every + 1) * every
+        period = self.every or 1
+        return (self.alone // period + 1) * period
 
     @property
     def differ(self) -> bool:
@@ -57,31 +57,31 @@ class ExchangePolicy(Record):
 
 def exchange_of(job: JobSpec, layout: Layout) -> ExchangePolicy | None:
     """Returns the exchange of a job; None if its ranks sum gradients exactly, or there is one rank."""
-    ranks, optimizer, said = layout.sizes["data"], job.train.optimizer, job.parallelism.gradients
+    ranks, optimizer, gradients = layout.sizes["data"], job.train.optimizer, job.parallelism.gradients
     if ranks == 1:
         return None
     if isinstance(optimizer, Compressed):
-        call, agrees, every, alone = optimizer, "momenta", 1, optimizer.exact_steps
+        call, agrees, period, exact_steps = optimizer, "momenta", 1, optimizer.exact_steps
         nodes_first, gives_up = optimizer.hierarchical, "its momentum is compressed, and its second moment frozen"
         arguments: dict[str, object] = {}
-    elif isinstance(said, Allreduce):
+    elif isinstance(gradients, Allreduce):
         return None
     else:
-        call, agrees, every, alone = said, said.agrees, said.step_interval, said.exact_steps  # type: ignore[assignment]
-        nodes_first, gives_up = said.nodes_first, said.gives_up
-        arguments = {f.name: getattr(said, f.name) for f in fields(type(said)) if f.name not in _DECIDED}
-        if every == 0:
-            arguments["interval"] = said.interval  # type: ignore[attr-defined]
-    near = layout.processes if nodes_first and layout.nodes > 1 else 1
+        call, agrees, period, exact_steps = gradients, gradients.agrees, gradients.step_interval, gradients.exact_steps  # type: ignore[assignment]
+        nodes_first, gives_up = gradients.nodes_first, gradients.gives_up
+        arguments = {f.name: getattr(gradients, f.name) for f in fields(type(gradients)) if f.name not in _DECIDED}
+        if period == 0:
+            arguments["interval"] = gradients.interval  # type: ignore[attr-defined]
+    node_ranks = layout.processes if nodes_first and layout.nodes > 1 else 1
     return ExchangePolicy(
         kind=call.word,
         agrees=Payload(agrees),
-        members=ranks // near,
-        pieces=near,
-        every=every,
-        alone=alone,
+        members=ranks // node_ranks,
+        pieces=node_ranks,
+        every=period,
+        alone=exact_steps,
         arguments=arguments,
-        ahead=said.ahead,
+        ahead=gradients.ahead,
         word=call.word,
         gives_up=gives_up,
     )

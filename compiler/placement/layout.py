@@ -78,8 +78,8 @@ class Layout(Record):
 
     def ranks(self, pipeline: int) -> range:
         """Returns the ranks of one pipeline coordinate, which are consecutive."""
-        each = self.stride("pipeline")
-        return range(pipeline * each, (pipeline + 1) * each)
+        stride = self.stride("pipeline")
+        return range(pipeline * stride, (pipeline + 1) * stride)
 
 
 def lay_out(job: JobSpec, machine: MachineFacts | None = None) -> Findings[Layout | None]:
@@ -157,24 +157,24 @@ def _processes(devices: DevicesSpec, machine: MachineFacts | None) -> Findings[t
         help = "`nvidia-smi` by hand shows what is wrong"
         yield Diagnostic("E0824", machine.fault, devices.value_span("gpus"), help=help)
         return named, None
-    there = len(machine.gpus)
+    gpu_count = len(machine.gpus)
     needed = max(named) + 1 if named else max(1, count or 1)
-    if needed > there:
+    if needed > gpu_count:
         free = isinstance(devices.gpus, Free)
-        asked = f"GPU {needed - 1}" if named else plural(needed, "free GPU" if free else "GPU")
+        request_text = f"GPU {needed - 1}" if named else plural(needed, "free GPU" if free else "GPU")
         used = f": {machine.gpus_in_use} of its GPUs are in use" if machine.gpus_in_use else ""
         yield Diagnostic(
             "E0420",
-            f"the job asks for {asked}, and this machine has {there}{used}",
+            f"the job asks for {request_text}, and this machine has {gpu_count}{used}",
             devices.value_span("gpus"),
-            help=remedy(set_field("devices.gpus", there, f"at most {there}"))
-            if there
+            help=remedy(set_field("devices.gpus", gpu_count, f"at most {gpu_count}"))
+            if gpu_count
             else "wait for one, or name some"
             if used
             else "`cpus = 2` runs anywhere",
         )
         return named, None
-    return named, there if count is None else count
+    return named, gpu_count if count is None else count
 
 
 def warn_of_unknown_count(devices: DevicesSpec, machine: MachineFacts | None) -> Iterator[Diagnostic]:
@@ -195,8 +195,8 @@ def _check_gpus(devices: DevicesSpec) -> Iterator[Diagnostic]:
         once = remedy(set_field("devices.gpus", f"[{', '.join(map(str, dict.fromkeys(named)))}]", "name each GPU once"))
         yield Diagnostic("E0405", f"GPU {twice} is named twice", span, help=once)
     if any(gpu < 0 for gpu in named):
-        every = remedy(set_field("devices.gpus", "all"), " takes every GPU")
-        yield Diagnostic("E0406", "a GPU has a number below zero", span, help=every)
+        all_gpus = remedy(set_field("devices.gpus", "all"), " takes every GPU")
+        yield Diagnostic("E0406", "a GPU has a number below zero", span, help=all_gpus)
     if count is not None and count < 1 and isinstance(devices.gpus, int | str):
         none = Fix((remove_field("devices.gpus"), set_field("devices.cpus", 1)), "`cpus = 1`")
         help = remedy("a count of 1 or more, or ", set_field("devices.gpus", "all", "`all`"), "; ", none, " for none")
@@ -225,8 +225,8 @@ def _requested_devices(devices: DevicesSpec) -> tuple[tuple[int, ...], int | Non
 def _hardware(devices: DevicesSpec) -> Findings[Hardware]:
     kind = devices.kind or ("cpu" if devices.gpus is None else "gpu")
     catalogue = yield from read_catalogue(devices.catalogue, devices.value_span("catalogue"))
-    found = catalogue.get(kind)
-    if found is None:
+    hardware = catalogue.get(kind)
+    if hardware is None:
         sizes = [name for name in catalogue if name.startswith(f"{kind.lower()}_")]  # `a100` has two
         likely = sizes or [name for name in (nearest_choice(kind, catalogue),) if name]
         yield Diagnostic(
@@ -238,16 +238,16 @@ def _hardware(devices: DevicesSpec) -> Findings[Hardware]:
             else f"one of {', '.join(catalogue)}",
         )
         return CATALOGUE["cpu"]
-    if catalogue is not CATALOGUE and found is CATALOGUE.get(kind):
+    if catalogue is not CATALOGUE and hardware is CATALOGUE.get(kind):
         yield Diagnostic(
             "W0423",
             f"`devices.catalogue` has no entry for `{kind}`, the kind of device that the job runs on",
             devices.value_span("catalogue"),
             help=f"a table `[{kind}]` in it, or the `kind` that it is about",
         )
-    if found.cpu != (devices.gpus is None):
-        yield from _report_other_device(devices, found)
-    return found
+    if hardware.cpu != (devices.gpus is None):
+        yield from _report_other_device(devices, hardware)
+    return hardware
 
 
 def _warn_of_other_machine(devices: DevicesSpec, calibration: Calibration | RunFit) -> Iterator[Diagnostic]:
@@ -258,25 +258,25 @@ def _warn_of_other_machine(devices: DevicesSpec, calibration: Calibration | RunF
             "W0880",
             f"the times in `devices.catalogue` were measured on another machine: it has {differences[0]}",
             devices.value_span("catalogue"),
-            notes=tuple(Note(f"it has {each}") for each in differences[1:]),
+            notes=tuple(Note(f"it has {difference}") for difference in differences[1:]),
             help="`dslc calibrate JOB` measures this one, for jobs without `devices.catalogue`",
         )
 
 
 def _report_other_device(devices: DevicesSpec, hardware: Hardware) -> Iterator[Diagnostic]:
-    kind, asked, other = hardware.kind, "cpu", "gpu"
+    kind, requested, other_device = hardware.kind, "cpu", "gpu"
     if devices.gpus is not None:
-        asked, other = other, asked
+        requested, other_device = other_device, requested
     advice = f"add `gpus = …` for {kind}"
-    if devices.is_set(f"{asked}s"):
+    if devices.is_set(f"{requested}s"):
         advice = remedy(remove_field("devices.kind"), ", or ask for the other")
     if kind not in CATALOGUE:
-        advice = f'`device = "{asked}"` in its table of the catalogue, or `{other}s = …` here'
+        advice = f'`device = "{requested}"` in its table of the catalogue, or `{other_device}s = …` here'
     yield Diagnostic(
         "E0408",
-        f"`devices.kind` is `{kind}`, a kind of {other.upper()}, but the job asks for {asked.upper()}s",
+        f"`devices.kind` is `{kind}`, a kind of {other_device.upper()}, but the job asks for {requested.upper()}s",
         devices.value_span("kind"),
-        notes=(Note(f"`devices.{asked}s` is set here", devices.name_span(f"{asked}s")),),
+        notes=(Note(f"`devices.{requested}s` is set here", devices.name_span(f"{requested}s")),),
         help=advice,
     )
 
@@ -295,41 +295,41 @@ def _axes(job: JobSpec, nodes: int, processes: int) -> Findings[dict[str, int] |
     """Returns the size of each axis; their product must be the number of devices."""
     parallelism = job.parallelism
     world = nodes * processes
-    others = parallelism.pipeline * parallelism.tensor * parallelism.context
-    data = parallelism.data if parallelism.data is not None else max(1, world // others)
+    other_ranks = parallelism.pipeline * parallelism.tensor * parallelism.context
+    data = parallelism.data if parallelism.data is not None else max(1, world // other_ranks)
     sizes = {
         "pipeline": parallelism.pipeline,
         "data": data,
         "context": parallelism.context,
         "tensor": parallelism.tensor,
     }
-    if data * others == world:
+    if data * other_ranks == world:
         return sizes
-    given = [axis for axis in ("data", *[a for a in AXES if a != "data"]) if parallelism.is_set(axis)]
-    shown = " x ".join(f"{axis} {sizes[axis]}" for axis in given) or "data 1"
-    product = data * others if parallelism.data is not None else others
-    blamed = given[0] if given else "data"
+    written_axes = [axis for axis in ("data", *[a for a in AXES if a != "data"]) if parallelism.is_set(axis)]
+    axes_text = " x ".join(f"{axis} {sizes[axis]}" for axis in written_axes) or "data 1"
+    product = data * other_ranks if parallelism.data is not None else other_ranks
+    blamed = written_axes[0] if written_axes else "data"
     field = "gpus" if job.devices.gpus is not None else "cpus"
     unit = field.removesuffix("s").upper()
-    where = plural(processes, unit) if nodes == 1 else f"{plural(nodes, 'node')} of {plural(processes, unit)}"
+    devices_text = plural(processes, unit) if nodes == 1 else f"{plural(nodes, 'node')} of {plural(processes, unit)}"
     if parallelism.data is not None:
-        says = f"the axes make {plural(product, 'rank')} ({shown}), but the job has {plural(world, 'device')}"
-        fitting = world // others if world % others == 0 else 0
+        says = f"the axes make {plural(product, 'rank')} ({axes_text}), but the job has {plural(world, 'device')}"
+        fitting = world // other_ranks if world % other_ranks == 0 else 0
         advice: str = _devices_for(product, nodes, field)
         if fitting:
             out = remove_field("parallelism.data", "leave it out")
             advice = remedy(set_field("parallelism.data", fitting), ", or ", out)
     else:
-        says = f"{plural(world, 'device')} cannot be shared out over {shown}"
-        advice = _devices_for(others * max(1, -(-world // others)), nodes, field)
+        says = f"{plural(world, 'device')} cannot be shared out over {axes_text}"
+        advice = _devices_for(other_ranks * max(1, -(-world // other_ranks)), nodes, field)
     yield Diagnostic(
         "E0401",
         says,
         parallelism.value_span(blamed),
-        label=f"{shown} = {product}" if len(given) > 1 else "",
+        label=f"{axes_text} = {product}" if len(written_axes) > 1 else "",
         notes=(
             Note(
-                f"the job asks for {where} here",
+                f"the job asks for {devices_text} here",
                 job.devices.value_span(field if job.devices.is_set(field) else "nodes"),
             ),
         ),

@@ -63,11 +63,11 @@ def row_of(table: ScheduleTable, rank: int) -> list[Issue]:
     return _reduced(_gathered(table, rank), table.microbatches)
 
 
-def row_without_pipeline(microbatches: int, reshard: bool, *, ahead: bool) -> Iterator[Issue]:
-    """Yields the passes without a pipeline; parameters are freed after each backward pass, or after the last. `ahead`:
-    the outputs of all micro-batches are made first, for a loss that compares them.
+def row_without_pipeline(microbatches: int, reshard: bool, *, outputs_early: bool) -> Iterator[Issue]:
+    """Yields the passes without a pipeline; parameters are freed after each backward pass, or after the last.
+    `outputs_early`: the outputs of all micro-batches are made first, for a loss that compares them.
     """
-    if ahead:
+    if outputs_early:
         yield from (Issue("E", 0, m) for m in range(microbatches))
     for m in range(microbatches):
         yield from (Issue("F", 0, m), Issue("B", 0, m))
@@ -77,83 +77,89 @@ def row_without_pipeline(microbatches: int, reshard: bool, *, ahead: bool) -> It
 
 def _gathered(table: ScheduleTable, rank: int) -> list[Issue]:
     row = [Issue(*action) for action in table.rows[rank] if action is not None]
-    there: set[int] = set()
-    found: list[Issue] = []
+    in_memory: set[int] = set()
+    issues: list[Issue] = []
     for issue, soon in zip(row, _next_stages(row), strict=True):
-        gone = [stage for stage in there if stage not in soon]
-        fresh = [stage for stage in soon if stage not in there]
-        found += [Issue("RESHARD", stage) for stage in gone]
-        found += [Issue("UNSHARD", stage) for stage in fresh]
-        there.difference_update(gone)
-        there.update(fresh)
-        found.append(issue)
-    return found + [Issue("RESHARD", stage) for stage in there]
+        released = [stage for stage in in_memory if stage not in soon]
+        fresh = [stage for stage in soon if stage not in in_memory]
+        issues += [Issue("RESHARD", stage) for stage in released]
+        issues += [Issue("UNSHARD", stage) for stage in fresh]
+        in_memory.difference_update(released)
+        in_memory.update(fresh)
+        issues.append(issue)
+    return issues + [Issue("RESHARD", stage) for stage in in_memory]
 
 
 def _next_stages(row: list[Issue]) -> list[list[int]]:
     """Returns for each entry the next `ACTIVE` stages in order of need, and one more if a pair brings in two."""
-    found: list[list[int]] = []
+    next_stages: list[list[int]] = []
     needed: dict[int, int] = {}  # the next use of each stage, the last to be needed first
     for n in range(len(row) - 1, -1, -1):
         for part in reversed(row[n].parts):
             needed.pop(part.stage, None)
             needed[part.stage] = n
         soon = list(reversed(needed))
-        found.append([stage for k, stage in enumerate(soon) if k < ACTIVE or needed[stage] == needed[soon[ACTIVE - 1]]])
-    return found[::-1]
+        next_stages.append(
+            [stage for k, stage in enumerate(soon) if k < ACTIVE or needed[stage] == needed[soon[ACTIVE - 1]]]
+        )
+    return next_stages[::-1]
 
 
 def _reduced(row: list[Issue], microbatches: int) -> list[Issue]:
-    done: Counter[int] = Counter()
-    found: list[Issue] = []
+    done_counts: Counter[int] = Counter()
+    issues: list[Issue] = []
     for issue in row:
-        found.append(issue)
+        issues.append(issue)
         for part in issue.parts:
             if part.kind in ("B", "W"):
-                done[part.stage] += 1
-                if done[part.stage] == microbatches:
-                    found.append(Issue("REDUCE_GRAD", part.stage))
-    return found
+                done_counts[part.stage] += 1
+                if done_counts[part.stage] == microbatches:
+                    issues.append(Issue("REDUCE_GRAD", part.stage))
+    return issues
 
 
 def _with_messages(table: ScheduleTable, rows: list[list[Issue]]) -> tuple[tuple[Issue, ...], ...]:
-    left = [deque(row) for row in rows]
-    made: list[list[Issue]] = [[] for _ in rows]
-    there: list[set[tuple[str, int, int]]] = [set() for _ in rows]  # inputs present on the rank that takes them
-    while any(left):
+    rows_left = [deque(row) for row in rows]
+    new_rows: list[list[Issue]] = [[] for _ in rows]
+    inputs_present: list[set[tuple[str, int, int]]] = [set() for _ in rows]  # by the rank that takes them
+    while any(rows_left):
         moved = False
-        for rank, queue in enumerate(left):
-            if not queue or any(not _ready(table, part, there[rank]) for part in queue[0].parts):
+        for rank, queue in enumerate(rows_left):
+            if not queue or any(not _ready(table, part, inputs_present[rank]) for part in queue[0].parts):
                 continue
             issue = queue.popleft()
             moved = True
-            made[rank].append(issue)
+            new_rows[rank].append(issue)
             for part in issue.parts:
-                _hand_over(table, rank, part, made, there)
+                _hand_over(table, rank, part, new_rows, inputs_present)
         assert moved, f"{table.name}: the table waits for itself"
-    return tuple(map(tuple, made))
+    return tuple(map(tuple, new_rows))
 
 
-def _ready(table: ScheduleTable, part: Issue, there: set[tuple[str, int, int]]) -> bool:
+def _ready(table: ScheduleTable, part: Issue, inputs_present: set[tuple[str, int, int]]) -> bool:
     """True if an action's input from another stage is on its rank."""
     if part.kind == "F" and part.stage > 0:
-        return ("F", part.stage, part.microbatch) in there
+        return ("F", part.stage, part.microbatch) in inputs_present
     if part.kind in ("B", "I") and part.stage < table.stages - 1:
-        return ("B", part.stage, part.microbatch) in there
+        return ("B", part.stage, part.microbatch) in inputs_present
     return True
 
 
 def _hand_over(
-    table: ScheduleTable, rank: int, part: Issue, made: list[list[Issue]], there: list[set[tuple[str, int, int]]]
+    table: ScheduleTable,
+    rank: int,
+    part: Issue,
+    new_rows: list[list[Issue]],
+    inputs_present: list[set[tuple[str, int, int]]],
 ) -> None:
     to = receiver(part.kind, part.stage, table.stages)
     if to is None:
         return
     way, home = ("F" if part.kind == "F" else "B"), table.placement[to]
     if home != rank:
-        made[rank].append(Issue(f"SEND_{way}", part.stage, part.microbatch))
-        made[home].append(Issue(f"RECV_{way}", to, part.microbatch))
-    there[home].add((way, to, part.microbatch))
+        new_rows[rank].append(Issue(f"SEND_{way}", part.stage, part.microbatch))
+        new_rows[home].append(Issue(f"RECV_{way}", to, part.microbatch))
+    inputs_present[home].add((way, to, part.microbatch))
 
 
 def receiver(kind: str, stage: int, stages: int) -> int | None:

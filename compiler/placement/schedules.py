@@ -136,8 +136,8 @@ def demands(name: str, ranks: int, microbatches: int, virtual_stages: int) -> tu
     return tuple(unmet)
 
 
-def accepted_microbatches(name: str, ranks: int, virtual_stages: int, near: int) -> tuple[int, ...]:
-    """Returns the accepted counts next to `near`: itself alone if accepted, else the nearest below and above,
+def accepted_microbatches(name: str, ranks: int, virtual_stages: int, wished: int) -> tuple[int, ...]:
+    """Returns the accepted counts next to `wished`: itself alone if accepted, else the nearest below and above,
     ascending.
 
     Returns () if no count would do, because something else is wrong.
@@ -148,9 +148,9 @@ def accepted_microbatches(name: str, ranks: int, virtual_stages: int, near: int)
     def first_accepted(candidates: range) -> tuple[int, ...]:
         return next(((m,) for m in candidates if not demands(name, ranks, m, virtual_stages)), ())
 
-    here = max(near, 0)
-    above = first_accepted(range(here, here + 2 * ranks + 1))  # every multiple of `ranks` fits, from two per rank on
-    return above if above == (near,) else first_accepted(range(here - 1, 0, -1)) + above
+    start = max(wished, 0)
+    above = first_accepted(range(start, start + 2 * ranks + 1))  # every multiple of `ranks` fits, from two per rank on
+    return above if above == (wished,) else first_accepted(range(start - 1, 0, -1)) + above
 
 
 def _rounds(ranks: int, microbatches: int) -> int:
@@ -191,11 +191,11 @@ def _gpipe(rank: int, ranks: int, microbatches: int, virtual_stages: int) -> Row
 
 
 def _one_forward_one_backward(rank: int, ranks: int, microbatches: int, virtual_stages: int) -> Row:
-    ahead = ranks - 1 - rank  # forwards sent before the first backward can return
-    row: Row = [ScheduledAction("F", rank, m) for m in range(ahead)]
+    warmup = ranks - 1 - rank  # forwards sent before the first backward can return
+    row: Row = [ScheduledAction("F", rank, m) for m in range(warmup)]
     for m in range(microbatches):
-        if m + ahead < microbatches:
-            row.append(ScheduledAction("F", rank, m + ahead))
+        if m + warmup < microbatches:
+            row.append(ScheduledAction("F", rank, m + warmup))
         row.append(ScheduledAction("B", rank, m))
     return row
 
@@ -211,13 +211,13 @@ def _looped_bfs(rank: int, ranks: int, microbatches: int, virtual_stages: int) -
 
 def _interleaved(rank: int, ranks: int, microbatches: int, virtual_stages: int) -> Row:
     forward, backward = _depth_first(rank, ranks, microbatches, virtual_stages)
-    ahead = _warmup_forwards(rank, ranks, microbatches, virtual_stages, per_hop=2)
+    warmup = _warmup_forwards(rank, ranks, microbatches, virtual_stages, per_hop=2)
     row: Row = [None] * rank
-    row += [ScheduledAction("F", *item) for item in forward[:ahead]]
-    if ahead:  # the first backward returns after one pass over all stages and two slots per hop
-        row += [None] * (ranks * virtual_stages + 2 * (ranks - 1 - rank) - ahead - rank)
+    row += [ScheduledAction("F", *item) for item in forward[:warmup]]
+    if warmup:  # the first backward returns after one pass over all stages and two slots per hop
+        row += [None] * (ranks * virtual_stages + 2 * (ranks - 1 - rank) - warmup - rank)
     for k, item in enumerate(backward):
-        row.append(ScheduledAction("F", *forward[k + ahead]) if k + ahead < len(forward) else None)
+        row.append(ScheduledAction("F", *forward[k + warmup]) if k + warmup < len(forward) else None)
         row.append(ScheduledAction("B", *item))
     return row
 
@@ -225,13 +225,13 @@ def _interleaved(rank: int, ranks: int, microbatches: int, virtual_stages: int) 
 def _zero_bubble(rank: int, ranks: int, microbatches: int, virtual_stages: int) -> Row:
     forward, backward = _depth_first(rank, ranks, microbatches, virtual_stages)
     # Half the lead of 1f1b suffices: the gap that a shorter lead opens is filled by W, put off by `rank` steps.
-    ahead = _warmup_forwards(rank, ranks, microbatches, virtual_stages, per_hop=1)
+    warmup = _warmup_forwards(rank, ranks, microbatches, virtual_stages, per_hop=1)
     row: Row = [None] * rank
-    row += [ScheduledAction("F", *item) for item in forward[:ahead]]
+    row += [ScheduledAction("F", *item) for item in forward[:warmup]]
     row += [None] * (ranks - 1 - rank)
     for k, item in enumerate(backward):
-        if k + ahead < len(forward):
-            row.append(ScheduledAction("F", *forward[k + ahead]))
+        if k + warmup < len(forward):
+            row.append(ScheduledAction("F", *forward[k + warmup]))
         row.append(ScheduledAction("I", *item))
         if k >= rank:
             row.append(ScheduledAction("W", *backward[k - rank]))
@@ -262,22 +262,22 @@ def _spaced(rows: list[Row]) -> list[Row]:
 
     Backwards are not waited for: torch draws this schedule's idle slots so, and a test compares the two.
     """
-    done: set[tuple[int, int]] = set()  # forwards of the slots before this one
-    left = [deque(row) for row in rows]
+    forwards_done: set[tuple[int, int]] = set()  # forwards of the slots before this one
+    rows_left = [deque(row) for row in rows]
     spaced: list[Row] = [[] for _ in rows]
-    while any(left):
+    while any(rows_left):
         fresh = []
-        for queue, row in zip(left, spaced, strict=True):
+        for queue, row in zip(rows_left, spaced, strict=True):
             if not queue:
                 continue
             head = queue[0]
             if head is not None and head.kind == "F":
-                if head.stage and (head.stage - 1, head.microbatch) not in done:
+                if head.stage and (head.stage - 1, head.microbatch) not in forwards_done:
                     row.append(None)
                     continue
                 fresh.append((head.stage, head.microbatch))
             row.append(queue.popleft())
-        done.update(fresh)
+        forwards_done.update(fresh)
     return spaced
 
 
@@ -304,8 +304,10 @@ class _Writer:
 
     def overlap(self, forward: int, backward: int) -> None:
         """Appends a forward at one stage that a whole backward at the other may overlap."""
-        first = self.take("F", forward)
-        self.row.append(ScheduledAction("FB", first.stage, first.microbatch, (first, self.take("B", backward))))
+        first_part = self.take("F", forward)
+        self.row.append(
+            ScheduledAction("FB", first_part.stage, first_part.microbatch, (first_part, self.take("B", backward)))
+        )
 
     def weights(self, stage: int | None = None) -> None:
         """Appends the oldest pending weights, if any: of that stage, or of either."""

@@ -69,15 +69,15 @@ class Unit(Record):
 def sharding_of(job: JobSpec, layout: Layout) -> Sharding:
     """Returns the engine for `job`, and its settings."""
     data, zero = layout.sizes["data"], job.parallelism.zero
-    away = "parameters" in offloaded(job, layout)
-    whole = not low_copy(job) and not away
-    alone = layout.world_size == data
+    is_offloaded = "parameters" in offloaded(job, layout)
+    updates_full = not low_copy(job) and not is_offloaded
+    has_data_only = layout.world_size == data
     exchange = exchange_of(job, layout)
-    if whole and (data == layout.sizes["context"] == 1 or (zero == 0 and alone)):
-        apart = exchange is not None and exchange.agrees is not Payload.GRADIENTS
-        engine: Engine = "none" if data == 1 else "local" if apart else "ddp"
+    if updates_full and (data == layout.sizes["context"] == 1 or (zero == 0 and has_data_only)):
+        keeps_copies = exchange is not None and exchange.agrees is not Payload.GRADIENTS
+        engine: Engine = "none" if data == 1 else "local" if keeps_copies else "ddp"
         return Sharding(engine=engine, replicas=data, shards=1, reshard=False, accumulate=True, exchange=exchange)
-    if zero == 1 and whole and alone and job.parallelism.replicas == 1:
+    if zero == 1 and updates_full and has_data_only and job.parallelism.replicas == 1:
         return Sharding(engine="zero1", replicas=1, shards=data, reshard=False, accumulate=True, exchange=exchange)
     # Ranks that share a sequence hold the same parameters, and sum their gradients like those with other samples.
     ranks = data * layout.sizes["context"]
@@ -87,7 +87,7 @@ def sharding_of(job: JobSpec, layout: Layout) -> Sharding:
         replicas=replicas,
         shards=ranks // replicas,
         # Parameters freed after a forward pass cannot be gathered between the halves of a split backward pass.
-        reshard=(away and not splits_backward(job)) or (zero == 3 and ranks > 1),
+        reshard=(is_offloaded and not splits_backward(job)) or (zero == 3 and ranks > 1),
         accumulate=zero <= 1 or layout.sizes["pipeline"] > 1,  # torch's stages reduce theirs at the last one
         exchange=exchange,
     )
@@ -106,16 +106,16 @@ def offloaded(job: JobSpec, layout: Layout) -> frozenset[str]:
 def units(model: ModelGraph) -> tuple[Unit, ...]:
     """Returns the units in the order of the model, the root, which may be empty, last."""
     shared = {name for pair in model.ties for name in pair}
-    apart: list[Unit] = []
-    left: list[ParameterNode] = []
+    separate: list[Unit] = []
+    remaining: list[ParameterNode] = []
     for layer in model.layers:
-        own = tuple(q for q in layer.parameters if q.tied_to is None)
+        own_parameters = tuple(q for q in layer.parameters if q.tied_to is None)
         # The ranks gather a unit together, and where numbers decide what runs, one of them may pass a layer over.
         if _is_unit(layer, shared) and not model.varies:
-            apart.append(Unit(name=layer.name, parameters=own))
+            separate.append(Unit(name=layer.name, parameters=own_parameters))
         else:
-            left.extend(own)
-    return (*apart, Unit(name="", parameters=tuple(left)))
+            remaining.extend(own_parameters)
+    return (*separate, Unit(name="", parameters=tuple(remaining)))
 
 
 def searches(model: ModelGraph, sharding: Sharding) -> bool:
@@ -178,10 +178,10 @@ def autocasts(job: JobSpec) -> bool:
 
 def with_copies(layers: list[LayerNode]) -> list[LayerNode]:
     """Returns a rank's layers, where a copy of a tied weight from another rank counts as the layer's own."""
-    there = {q.name for layer in layers for q in layer.parameters}
+    names = {q.name for layer in layers for q in layer.parameters}
 
     def with_own_copy(q: ParameterNode) -> ParameterNode:
-        return q if q.tied_to is None or q.tied_to in there else replace(q, name=q.tied_to, tied_to=None)
+        return q if q.tied_to is None or q.tied_to in names else replace(q, name=q.tied_to, tied_to=None)
 
     def copied(layer: LayerNode) -> LayerNode:
         tied = any(q.tied_to is not None for q in layer.parameters)
@@ -192,9 +192,9 @@ def with_copies(layers: list[LayerNode]) -> list[LayerNode]:
 
 def trained(job: JobSpec, model: ModelGraph) -> frozenset[str]:
     """Returns the parameters that train. A pattern of `model.freeze` freezes a tied weight by any of its names."""
-    everything = [q for layer in model.layers for q in layer.parameters]
+    parameters = [q for layer in model.layers for q in layer.parameters]
     frozen = model.names.matching(job.model.freeze)
-    return frozenset(q.name for q in everything if q.trains and q.tied_to is None and q.name not in frozen)
+    return frozenset(q.name for q in parameters if q.trains and q.tied_to is None and q.name not in frozen)
 
 
 def optimizer_groups(job: JobSpec, model: ModelGraph, names: frozenset[str]) -> tuple[tuple[ParameterNode, ...], ...]:
@@ -203,14 +203,14 @@ def optimizer_groups(job: JobSpec, model: ModelGraph, names: frozenset[str]) -> 
     """
     groups = job.train.groups
     patterns = [group.parameters for group in groups]
-    found: dict[tuple[int, bool], list[ParameterNode]] = {}
+    by_group: dict[tuple[int, bool], list[ParameterNode]] = {}
     for q in (q for layer in model.layers for q in layer.parameters if q.name in names):
         number = model.names.group(patterns, q.name)
         decays = number > 0 and groups[number - 1].weight_decay is not None
-        still = not decays and model.names.match(job.train.no_decay, q.name)
-        found.setdefault((number, still), []).append(q)
-    keys = [(number, still) for number in range(len(groups) + 1) for still in (False, True)]
-    return tuple(tuple(found.get(key, ())) for key in keys)
+        is_undecayed = not decays and model.names.match(job.train.no_decay, q.name)
+        by_group.setdefault((number, is_undecayed), []).append(q)
+    keys = [(number, is_undecayed) for number in range(len(groups) + 1) for is_undecayed in (False, True)]
+    return tuple(tuple(by_group.get(key, ())) for key in keys)
 
 
 def zero1_partition(groups: Sequence[Sequence[int]], ranks: int) -> tuple[tuple[int, ...], ...]:
@@ -238,8 +238,8 @@ def channels_last(layout: Layout, sharding: Sharding, model: ModelGraph) -> bool
     image = any(layer.kind in ("conv2d", "residual") for layer in model.layers)
     # `fully_shard` cuts rows of contiguous tensors, ZeRO-1 puts whole ones into a bucket, and stages send contiguous
     # ones.
-    alone = layout.world_size == layout.sizes["data"]
-    return image and alone and sharding.engine in ("none", "ddp") and not _overruns(layout, model)
+    has_data_only = layout.world_size == layout.sizes["data"]
+    return image and has_data_only and sharding.engine in ("none", "ddp") and not _overruns(layout, model)
 
 
 def _overruns(layout: Layout, model: ModelGraph) -> bool:

@@ -113,34 +113,36 @@ def repeated_uses(
     for index, stage in enumerate(stages[1:], 1):
         layers = {model.layers[n].name for n in stage}
         for entry in model.traced.repeated:
-            parameter, *places, other = entry
-            if trains.issuperset((parameter, other)) and layers.issuperset(places):
+            parameter, *places, other_parameter = entry
+            if trains.issuperset((parameter, other_parameter)) and layers.issuperset(places):
                 entries.setdefault(index, entry)
     return entries
 
 
 def holders(model: ModelGraph, stages: Sequence[range], placement: Sequence[int]) -> dict[str, set[int]]:
     """Returns the pipeline coordinates that have each parameter, by the first name of a tied weight."""
-    found: dict[str, set[int]] = {}
+    coordinates_of: dict[str, set[int]] = {}
     for stage, rank in zip(stages, placement, strict=True):
         for q in (q for n in stage for q in model.layers[n].parameters):
-            found.setdefault(q.first_name, set()).add(rank)
-    return found
+            coordinates_of.setdefault(q.first_name, set()).add(rank)
+    return coordinates_of
 
 
-def boundary_tensors(job: JobSpec, model: ModelGraph, last: int) -> tuple[TensorFact, ...]:
-    """Returns the tensors of one sample that a stage ending with layer `last` sends, in their own dtypes."""
+def boundary_tensors(job: JobSpec, model: ModelGraph, last_layer: int) -> tuple[TensorFact, ...]:
+    """Returns the tensors of one sample that a stage ending with layer `last_layer` sends, in their own dtypes."""
     if model.traced is not None:
-        return model.traced.seams[last].sent
-    layer = model.layers[last]
-    made = layer.output
-    if made.dtype != "float32" or not (layer.low or low_copy(job)):
-        return (made,)
-    return (replace(made, dtype=low_dtype(job)),)
+        return model.traced.seams[last_layer].sent
+    layer = model.layers[last_layer]
+    output = layer.output
+    if output.dtype != "float32" or not (layer.low or low_copy(job)):
+        return (output,)
+    return (replace(output, dtype=low_dtype(job)),)
 
 
-def unsendable(model: ModelGraph, last: int) -> str:
-    """Returns the reason why no stage can end with layer `last`, which is not the model's last; "" if one can."""
+def unsendable(model: ModelGraph, last_layer: int) -> str:
+    """Returns the reason why no stage can end with layer `last_layer`, which is not the model's last; "" if one can."""
     if model.traced is not None:
-        return model.traced.seams[last].refused
-    return "" if model.layers[last].output.dtype == "float32" else "what it sends are tokens, which have no gradient"
+        return model.traced.seams[last_layer].refused
+    return (
+        "" if model.layers[last_layer].output.dtype == "float32" else "what it sends are tokens, which have no gradient"
+    )

@@ -84,19 +84,19 @@ def _check_fields(job: JobSpec, source: SourceFacts) -> Iterator[Diagnostic]:
 
 def _check_lanes(job: JobSpec, shards: int) -> Iterator[Diagnostic]:
     data = job.data
-    wanted = data.interleave
-    if wanted is None:
+    requested = data.interleave
+    if requested is None:
         return
     best = remedy(set_field("data.interleave", _lanes(data.batch, shards)))
-    if wanted > shards:
-        message = f"the stream has {plural(shards, 'shard')}, and {wanted} cannot be read at the same time"
+    if requested > shards:
+        message = f"the stream has {plural(shards, 'shard')}, and {requested} cannot be read at the same time"
         yield Diagnostic("E0332", message, data.value_span("interleave"), help=best)
-    elif data.batch % wanted:
+    elif data.batch % requested:
         yield Diagnostic(
             "E0332",
-            f"a batch of {data.batch} cannot have equally many samples of each of {wanted} shards",
+            f"a batch of {data.batch} cannot have equally many samples of each of {requested} shards",
             data.value_span("interleave"),
-            label=f"{data.batch} = {wanted} x {data.batch // wanted} + {data.batch % wanted}",
+            label=f"{data.batch} = {requested} x {data.batch // requested} + {data.batch % requested}",
             notes=(Note("the global batch is set here", data.value_span("batch")),),
             help=best,
         )
@@ -120,10 +120,10 @@ def _in_epochs(job: JobSpec) -> Iterator[tuple[str, Span | None]]:
         for declared in fields(type(block)):
             value = getattr(block, declared.name)
             if (word, declared.name) == ("train", "epochs"):
-                found = value is not None
+                counts_epochs = value is not None
             else:
-                found = any(each.dimension == "epochs" for each in _times(value))
-            if found:
+                counts_epochs = any(quantity.dimension == "epochs" for quantity in _times(value))
+            if counts_epochs:
                 yield f"{word}.{declared.name}", block.value_span(declared.name)
 
 
@@ -131,8 +131,8 @@ def _times(value: object) -> Iterator[Quantity]:
     if isinstance(value, Quantity):
         yield value
     elif isinstance(value, tuple):
-        for each in value:
-            yield from _times(each)
+        for item in value:
+            yield from _times(item)
     elif isinstance(value, Node):
         for declared in fields(type(value)):
             yield from _times(getattr(value, declared.name))
@@ -140,14 +140,14 @@ def _times(value: object) -> Iterator[Quantity]:
 
 def _warn(job: JobSpec, shards: int, lanes: int, ranks: int) -> Iterator[Diagnostic]:
     if lanes < ranks:
-        alone = shards >= ranks and job.data.batch % ranks == 0
+        reads_whole_shards = shards >= ranks and job.data.batch % ranks == 0
         yield Diagnostic(
             "W0330",
             f"{plural(ranks, 'data-parallel rank')} read {plural(lanes, 'shard')} of the stream at a time: some read "
             "the same one, and each of them drops what is another's",
             job.data.value_span("interleave") if job.data.interleave else job.data.value_span("source"),
             help=remedy(set_field("data.interleave", ranks, f"`data.interleave = {ranks}`"))
-            if alone
+            if reads_whole_shards
             else "as many shards as ranks",
         )
     if job.data.workers > 1:

@@ -100,9 +100,9 @@ def parse_entry(entry: str) -> PlanEntry | TensorPlanFault:
             message=f"`{entry}` is not a pattern with a style",
             help='`"blocks.*.up: column"`',
         )
-    found = next((each for each in STYLES if each == style), None)
-    if found is not None:
-        return PlanEntry(pattern, found)
+    style_found = next((known_style for known_style in STYLES if known_style == style), None)
+    if style_found is not None:
+        return PlanEntry(pattern, style_found)
     in_parts = _IN_PARTS.fullmatch(style)
     if in_parts is None:
         words = ", ".join(f"`{word}`" for word in STYLES)
@@ -126,36 +126,38 @@ def parse_entry(entry: str) -> PlanEntry | TensorPlanFault:
 
 def resolve_styles(plan: Sequence[str] | None, facts: ModelFacts, ranks: int) -> TensorPlanStyles:
     """Returns the styles that `plan`, or by default the library's own, gives the modules on `ranks` ranks."""
-    found = TensorPlanStyles()
+    resolved = TensorPlanStyles()
     modules = {module.name: module for module in facts.modules}
-    named = _published(facts, modules, found) if plan is None else _styles_of_plan(plan, modules, found)
-    _beside_adapters(named, modules, found.parts)
+    named = _published(facts, modules, resolved) if plan is None else _styles_of_plan(plan, modules, resolved)
+    _beside_adapters(named, modules, resolved.parts)
     for name, module in modules.items():
         if name not in named:
             continue
         style, entry = named[name]
-        parts = found.parts.pop(name, ())
+        parts = resolved.parts.pop(name, ())
         wrong = _misfit(module, style) or _misfit_of_parts(module, parts)
         if wrong:
             code = "E0427" if plan is None else "E0426"
-            found.faults.append(
+            resolved.faults.append(
                 TensorPlanFault(code=code, entry=entry, message=wrong, help=_instead(module, style, modules))
             )
             continue
-        found.styles.append((name, style))
+        resolved.styles.append((name, style))
         if parts:
-            found.parts[name] = tuple(module.weight[0] * size // sum(parts) for size in parts)
-            found.uneven += [(name, "features", size) for size in sorted({*found.parts[name]}) if size % ranks][:1]
+            resolved.parts[name] = tuple(module.weight[0] * size // sum(parts) for size in parts)
+            resolved.uneven += [(name, "features", size) for size in sorted({*resolved.parts[name]}) if size % ranks][
+                :1
+            ]
             continue
         what, count = _divided_count(module, style)
         if count % ranks:
-            found.uneven.append((name, what, count))
-    _ties(facts, dict(found.styles), named, found)
-    return found
+            resolved.uneven.append((name, what, count))
+    _ties(facts, dict(resolved.styles), named, resolved)
+    return resolved
 
 
 def _styles_of_plan(
-    plan: Sequence[str], modules: Mapping[str, ModuleFacts], found: TensorPlanStyles
+    plan: Sequence[str], modules: Mapping[str, ModuleFacts], resolved: TensorPlanStyles
 ) -> dict[str, tuple[TensorStyle, str]]:
     """Returns by module the style, and the entry that gives it."""
     named: dict[str, tuple[TensorStyle, str]] = {}
@@ -163,38 +165,38 @@ def _styles_of_plan(
     for entry in plan:
         parts = parse_entry(entry)
         if isinstance(parts, TensorPlanFault):
-            found.faults.append(parts)
+            resolved.faults.append(parts)
             continue
         pattern, style, sizes = parts
         matched = [name for name in modules if name and fnmatchcase(name, pattern)]
         if not matched:
             unknown.append((entry, pattern))
         for name in matched:
-            before, by = named.setdefault(name, (style, entry))
-            if by == entry and sizes:
-                found.parts[name] = sizes
-            if before != style or found.parts.get(name, ()) != sizes:
-                message = f"`{name}` is a `{before}` by `{by}`, and a `{style}` by `{entry}`"
-                found.faults.append(
+            previous_style, previous_entry = named.setdefault(name, (style, entry))
+            if previous_entry == entry and sizes:
+                resolved.parts[name] = sizes
+            if previous_style != style or resolved.parts.get(name, ()) != sizes:
+                message = f"`{name}` is a `{previous_style}` by `{previous_entry}`, and a `{style}` by `{entry}`"
+                resolved.faults.append(
                     TensorPlanFault(code="E0426", entry=entry, message=message, help="one style for each module")
                 )
                 break
     for entry, pattern in unknown:
         message, code = f"no module is called `{pattern}`", "W0426" if named else "E0426"
-        (found.ignored if named else found.faults).append(
+        (resolved.ignored if named else resolved.faults).append(
             TensorPlanFault(code=code, entry=entry, message=message, unknown=pattern)
         )
     return named
 
 
 def _published(
-    facts: ModelFacts, modules: Mapping[str, ModuleFacts], found: TensorPlanStyles
+    facts: ModelFacts, modules: Mapping[str, ModuleFacts], resolved: TensorPlanStyles
 ) -> dict[str, tuple[TensorStyle, str]]:
     named: dict[str, tuple[TensorStyle, str]] = {}
     for name, style in facts.published:
         ours = PUBLISHED.get(style)
         if style not in PUBLISHED or (ours and name not in modules):
-            found.faults.append(
+            resolved.faults.append(
                 TensorPlanFault(
                     code="E0427",
                     entry="",
@@ -213,7 +215,7 @@ def _beside_adapters(
     """Cuts, in place of a layer with an adapter, what is in it. Of a column the second matrix is one too, and the first
     is whole; of a row the first is one, and the second is whole. Both sums are whole then, and so are their gradients.
     """
-    for name in [each for each in named if f"{each}.{FIRST}" in modules]:
+    for name in [module_name for module_name in named if f"{module_name}.{FIRST}" in modules]:
         style, entry = named.pop(name)
         parts = parts_of.pop(name, ())
         matrix = FIRST if style in (TensorStyle.ROW, TensorStyle.ROW_OF_WHOLE) else SECOND
@@ -227,11 +229,11 @@ def _misfit(module: ModuleFacts, style: TensorStyle) -> str:
     """Returns the reason why a module cannot have this style; "" if it can."""
     if style is TensorStyle.SUMMED:
         return "" if module.parameters else f"`{module.name}` ({module.kind}) has no parameters of its own"
-    wanted = "Embedding" if style is TensorStyle.VOCABULARY else "Linear"
-    if module.plain == wanted:
+    expected = "Embedding" if style is TensorStyle.VOCABULARY else "Linear"
+    if module.plain == expected:
         return ""
     kind = article(f"`{module.kind}`")
-    return f"`{module.name}` is {kind}, and `{style}` is of {article(f'`{wanted}`')} or a class derived from it"
+    return f"`{module.name}` is {kind}, and `{style}` is of {article(f'`{expected}`')} or a class derived from it"
 
 
 def _misfit_of_parts(module: ModuleFacts, parts: tuple[int, ...]) -> str:
@@ -244,8 +246,12 @@ def _misfit_of_parts(module: ModuleFacts, parts: tuple[int, ...]) -> str:
 
 def _instead(module: ModuleFacts, style: TensorStyle, modules: Mapping[str, ModuleFacts]) -> str:
     """Suggests a module inside a module that cannot have this style."""
-    there = (name for name, each in modules.items() if name.startswith(f"{module.name}.") and not _misfit(each, style))
-    inside = next(there, None)
+    candidates = (
+        name
+        for name, submodule in modules.items()
+        if name.startswith(f"{module.name}.") and not _misfit(submodule, style)
+    )
+    inside = next(candidates, None)
     return (
         f"name what is in it: `{inside}`"
         if inside
@@ -266,19 +272,19 @@ def _ties(
     facts: ModelFacts,
     styles: Mapping[str, TensorStyle],
     named: Mapping[str, tuple[TensorStyle, str]],
-    found: TensorPlanStyles,
+    resolved: TensorPlanStyles,
 ) -> None:
-    for one, other in facts.ties:
-        first, second = (styles.get(name.rpartition(".")[0]) for name in (one, other))
-        owners = [name.rpartition(".")[0] for name in (one, other)]
-        if _cut(first) == _cut(second) and len({found.parts.get(name, ()) for name in owners}) == 1:
+    for one, other_name in facts.ties:
+        first_style, second = (styles.get(name.rpartition(".")[0]) for name in (one, other_name))
+        owners = [name.rpartition(".")[0] for name in (one, other_name)]
+        if _cut(first_style) == _cut(second) and len({resolved.parts.get(name, ()) for name in owners}) == 1:
             continue
-        owner = one.rpartition(".")[0] if first else other.rpartition(".")[0]
-        found.faults.append(
+        owner = one.rpartition(".")[0] if first_style else other_name.rpartition(".")[0]
+        resolved.faults.append(
             TensorPlanFault(
                 code="E0429",
                 entry=named[owner][1],
-                message=f"`{one}` and `{other}` are one weight, and the one is {_worded(first)}, the other "
+                message=f"`{one}` and `{other_name}` are one weight, and the one is {_worded(first_style)}, the other "
                 f"{_worded(second)}",
                 help="an `Embedding` as `vocabulary` and the `Linear` with its weight as `gathered` go together",
             )

@@ -87,7 +87,7 @@ class TensorPlan:
         return frozenset(name for name, style in self.styles if style.cut == 1)
 
     def by_style(self, style: TensorStyle) -> list[str]:
-        return [name for name, each in self.styles if each is style]
+        return [name for name, module_style in self.styles if module_style is style]
 
     @cached_property
     def by_module(self) -> dict[str, list[TensorStyle]]:
@@ -122,13 +122,13 @@ def tensor_plan(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
 
 def _of_patterns(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
     assert model.traced is not None, "a network that was traced"
-    found, shares = resolve_styles(job.parallelism.tensor_plan, model.traced, ranks), model.traced.shares
-    plan = TensorPlan(styles=found.styles, parts=found.parts, uneven=found.uneven)
+    resolved, shares = resolve_styles(job.parallelism.tensor_plan, model.traced, ranks), model.traced.shares
+    plan = TensorPlan(styles=resolved.styles, parts=resolved.parts, uneven=resolved.uneven)
     head = shares.head if shares else ""
-    if dict(found.styles).get(head) in (TensorStyle.COLUMN, TensorStyle.GATHERED):
+    if dict(resolved.styles).get(head) in (TensorStyle.COLUMN, TensorStyle.GATHERED):
         plan.loss_parallel = _in_shares(job)
         style = TensorStyle.SCORES if plan.loss_parallel else TensorStyle.GATHERED
-        plan.styles = [(name, style if name == head else own) for name, own in found.styles]
+        plan.styles = [(name, style if name == head else own_style) for name, own_style in resolved.styles]
     return plan
 
 
@@ -152,15 +152,15 @@ def shape_on_a_rank(plan: TensorPlan, ranks: int) -> Callable[[ParameterNode], t
 
 def calls_by_layer(model: ModelGraph) -> dict[str, list[CutCall]]:
     """Returns the calls of cut modules in a network that a function makes, by the layer that contains them."""
-    found: dict[str, list[CutCall]] = {}
+    by_layer: dict[str, list[CutCall]] = {}
     shares = model.traced.shares if model.traced is not None else None
     names = {layer.name for layer in model.layers}
     for call in shares.calls if shares else ():
         owner = call.module
         while owner and owner not in names:
             owner = owner.rpartition(".")[0]
-        found.setdefault(owner, []).append(call)
-    return found
+        by_layer.setdefault(owner, []).append(call)
+    return by_layer
 
 
 def needs_whole(model: ModelGraph) -> str | None:
@@ -172,9 +172,9 @@ def needs_whole(model: ModelGraph) -> str | None:
 def _needs_whole(root: ModuleStep, path: str) -> str | None:
     for name, step in _leaves(root, path):
         if step.kind == ".Residual":
-            found = next(filter(None, (_needs_whole(child, f"{name}.{child.name}") for child in step.children)), None)
-            if found:
-                return found
+            reason = next(filter(None, (_needs_whole(child, f"{name}.{child.name}") for child in step.children)), None)
+            if reason:
+                return reason
         elif step.kind not in _ALONG:
             return name
     return None
@@ -192,16 +192,16 @@ def _leaves(step: ModuleStep, path: str = "") -> Iterator[Leaf]:
 
 def _runs(leaves: Sequence[Leaf]) -> list[range]:
     """Returns the runs of layers that work on pieces of the sequence: those with attention, up to one that cannot."""
-    found, start = [], 0
+    runs, start = [], 0
     fine = [step.kind in (*_BLOCKS, *_NORMS, *_ACTIVATIONS, "Dropout", ".GatedMLP") for _, step in leaves]
     while start < len(leaves):
         stop = start
         while stop < len(leaves) and fine[stop]:
             stop += 1
         if any(leaves[n][1].kind in _BLOCKS for n in range(start, stop)):
-            found.append(range(start, stop))
+            runs.append(range(start, stop))
         start = max(stop, start + 1)
-    return found
+    return runs
 
 
 # ----------------------------------------------------------------------------------------------------- inside layers
@@ -235,10 +235,10 @@ def _inside(leaf: Leaf, ranks: int, pieces: bool, plan: TensorPlan) -> None:
         case ".Residual":
             for child in step.children:
                 inner = [(f"{name}.{child.name}.{part}", each) for part, each in _leaves(child)]
-                plan.unknown += [each for each, part in inner if part.kind not in _KNOWN]
+                plan.unknown += [leaf_name for leaf_name, part in inner if part.kind not in _KNOWN]
                 _dense(inner, [], ranks, plan)
-                for each in inner:
-                    _inside(each, ranks, False, plan)
+                for leaf_pair in inner:
+                    _inside(leaf_pair, ranks, False, plan)
         case "LayerNorm" | ".RMSNorm" if pieces:
             plan.styles.append((name, TensorStyle.SEQUENCE))
         case "Dropout":
@@ -319,18 +319,18 @@ def _head(
 ) -> None:
     """Cuts the dense layer at the end, and ends the runs before it."""
     name, step = leaves[-1]
-    before = bool(runs) and runs[-1].stop == len(leaves) - 1
-    alone = step.kind == "Linear" and all(owner != name for owner, _ in plan.styles)
-    classes = step.arguments.get("out_features", 0) if alone else 0
+    follows_run = bool(runs) and runs[-1].stop == len(leaves) - 1
+    is_unplanned = step.kind == "Linear" and all(owner != name for owner, _ in plan.styles)
+    classes = step.arguments.get("out_features", 0) if is_unplanned else 0
     shared = any(parameter == f"{name}.weight" for parameter, _ in model.ties)
     if classes and classes % ranks and (shared or len(model.output.shape) > 1):
         plan.uneven.append((name, "vocab" if shared else "features", classes))
-    taken = bool(classes) and classes % ranks == 0
-    if taken:
+    is_divisible = bool(classes) and classes % ranks == 0
+    if is_divisible:
         plan.loss_parallel = _in_shares(job)
         style = TensorStyle.SCORES if plan.loss_parallel else TensorStyle.GATHERED
-        plan.styles.append((name, style.of_pieces if before else style))
-        plan.pieces.update((name,) if before else ())
+        plan.styles.append((name, style.of_pieces if follows_run else style))
+        plan.pieces.update((name,) if follows_run else ())
     for run in runs:
-        if not (taken and before and run is runs[-1]):
+        if not (is_divisible and follows_run and run is runs[-1]):
             plan.styles.append((leaves[run.stop - 1][0], TensorStyle.GATHER))

@@ -91,12 +91,12 @@ def measure_out(job: JobSpec, layout: Layout, source: SourceFacts) -> Findings[W
     fits = yield from passes(check_batch(job, layout, epoch))
     if not known or not fits:
         return None
-    last: int | None = None if epoch.keep else 0
+    last_batch: int | None = None if epoch.keep else 0
     per_epoch: int | None = None
     if visited is not None:
         full, rest = divmod(visited, data.batch)
-        last = rest if epoch.keep else 0
-        per_epoch = full + (1 if last else 0)
+        last_batch = rest if epoch.keep else 0
+        per_epoch = full + (1 if last_batch else 0)
     steps = job.train.steps
     if steps is None and job.train.epochs is not None and per_epoch is not None:
         steps = job.train.epochs * per_epoch
@@ -111,7 +111,7 @@ def measure_out(job: JobSpec, layout: Layout, source: SourceFacts) -> Findings[W
         batch=data.batch,
         share=share,
         microbatch=largest(share, layout.microbatches),
-        last=last,
+        last=last_batch,
         steps_per_epoch=per_epoch,
         steps=steps,
         counts=loss_divisor(job, source),
@@ -152,11 +152,12 @@ def _parts(job: JobSpec, source: SourceFacts) -> Findings[tuple[PartLoad, ...]]:
     mixture, none = job.data.source, {"validation": 0.0, "test": 0.0}
     if not isinstance(mixture, c.Mixture):
         return ()
-    given = [facts.validation_samples is not None for facts in source.parts]
+    has_validation = [facts.validation_samples is not None for facts in source.parts]
     loads = []
-    for n, (facts, own) in enumerate(zip(source.parts, given, strict=True)):
-        wanted = _shares(job) if not own or (all(given) and n == 0) else none  # E0306 once, if it is out of place
-        (train, validation, test), split = yield from _split(job, facts, wanted)
+    for n, (facts, has_own) in enumerate(zip(source.parts, has_validation, strict=True)):
+        # E0306 once, if it is out of place.
+        shares = _shares(job) if not has_own or (all(has_validation) and n == 0) else none
+        (train, validation, test), split = yield from _split(job, facts, shares)
         loads.append(PartLoad(train=train, validation=validation, test=test, split=split))
     sizes = [part.train for part in loads if part.train]
     if len(sizes) < len(loads) or len(mixture.weights or sizes) != len(sizes):
@@ -177,8 +178,8 @@ def ignored(job: JobSpec, source: SourceFacts) -> int | None:
         case c.CrossEntropy(ignore=target):
             return target
         case c.PythonLoss(ignore=target, over=None):
-            whole = source.structures is not None or (source.target is not None and source.target.dtype == "int64")
-            return target if whole else None
+            takes_all = source.structures is not None or (source.target is not None and source.target.dtype == "int64")
+            return target if takes_all else None
         case _:
             return None
 
@@ -206,12 +207,12 @@ def loss_divisor(job: JobSpec, source: SourceFacts) -> Counts:
     return "tokens" if source.target is not None and source.target.shape else "samples"
 
 
-def in_steps(every: Quantity, workload: Workload) -> int | None:
+def in_steps(interval: Quantity, workload: Workload) -> int | None:
     """Returns `500 steps` or `2 epochs` as a count of steps, at least one; None if an epoch's length is unknown."""
-    if every.dimension == "steps":
-        return max(1, int(every.value))
-    if every.dimension == "epochs" and workload.steps_per_epoch is not None:
-        return max(1, round(every.value * workload.steps_per_epoch))
+    if interval.dimension == "steps":
+        return max(1, int(interval.value))
+    if interval.dimension == "epochs" and workload.steps_per_epoch is not None:
+        return max(1, round(interval.value * workload.steps_per_epoch))
     return None
 
 
@@ -263,12 +264,12 @@ def _split(job: JobSpec, source: SourceFacts, shares: Mapping[str, float]) -> Fi
     split = "tail" if source.stream else "random"
     if source.samples is None:
         return (None, None if shares["validation"] else 0, None if shares["test"] else 0), split
-    held = {field: int(source.samples * ratio + 0.5) for field, ratio in shares.items()}
-    left = source.samples - sum(held.values())
+    held_out = {field: int(source.samples * ratio + 0.5) for field, ratio in shares.items()}
+    remaining = source.samples - sum(held_out.values())
     for field, ratio in shares.items():
-        if ratio and (held[field] == 0 or left <= 0):
-            why = "nothing is held out" if held[field] == 0 else "nothing is left to train on"
-            both = held[field] > 0 and all(shares.values())
+        if ratio and (held_out[field] == 0 or remaining <= 0):
+            why = "nothing is held out" if held_out[field] == 0 else "nothing is left to train on"
+            both = held_out[field] > 0 and all(shares.values())
             yield Diagnostic(
                 "E0305",
                 f"{'both shares' if both else format(ratio, '.4g')} of {plural(source.samples, 'sample')}: {why}",
@@ -278,15 +279,15 @@ def _split(job: JobSpec, source: SourceFacts, shares: Mapping[str, float]) -> Fi
                 help=_shares_between(source.samples) if not both else "smaller shares, or more data",
             )
             break
-    return (left, held["validation"], held["test"]), split
+    return (remaining, held_out["validation"], held_out["test"]), split
 
 
 def _split_of_stream(job: JobSpec, source: SourceFacts, stream: StreamStep | None) -> tuple[Sizes, str]:
     """Returns the same for a stream: without a length it has the samples of all steps."""
     steps = job.train.steps
     train = stream.length if stream and stream.length else steps * job.data.batch if steps else None
-    held = source.validation_samples
-    return (train, held or 0, source.test_samples or 0), "none" if held is None else "given"
+    held_out = source.validation_samples
+    return (train, held_out or 0, source.test_samples or 0), "none" if held_out is None else "given"
 
 
 def _shares_between(samples: int) -> str:

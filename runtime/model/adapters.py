@@ -49,25 +49,25 @@ def add(module: nn.Module, step: AdapterStep | None, seed: int) -> nn.Module:
     """Adds the adapters of `step` to `module`, in place, and returns it. Raises AdapterError."""
     if step is None:
         return module
-    where = f"{step.line}: " if step.line else ""
+    line_text = f"{step.line}: " if step.line else ""
     targets, saved = _modules(module, step.targets), _modules(module, step.save)
-    _check(module, targets, saved, where)
+    _check(module, targets, saved, line_text)
     with _quiet():
         let_torchvision_load()  # which it imports
         import peft
 
         pattern = "|".join(map(re.escape, targets))
         config = _configuration(step, f"({pattern})", init_lora_weights=False)
-        made: nn.Module = peft.inject_adapter_in_model(config, module)
+        adapted: nn.Module = peft.inject_adapter_in_model(config, module)
     for name in targets:
         for part in (FIRST, SECOND):
-            matrix: Any = made.get_submodule(f"{name}.{part}")
+            matrix: Any = adapted.get_submodule(f"{name}.{part}")
             matrix.reset_parameters = partial(_begin, matrix, f"{name}.{part}.weight", seed)
             if not matrix.weight.is_meta:
                 matrix.reset_parameters()
     for name in saved:
-        made.get_submodule(name).requires_grad_()
-    return made
+        adapted.get_submodule(name).requires_grad_()
+    return adapted
 
 
 def preload() -> None:
@@ -84,9 +84,9 @@ def targets_of(module: nn.Module) -> Iterator[tuple[str, bool]]:
             yield name.removesuffix(BASE).removesuffix("."), type(part).__name__ == "Conv1D"
 
 
-def merge(weight: Tensor, first: Tensor, second: Tensor, step: AdapterStep, *, transposed: bool) -> Tensor:
+def merge(weight: Tensor, down: Tensor, second: Tensor, step: AdapterStep, *, transposed: bool) -> Tensor:
     """Returns a layer's weight with its adapter's two matrices, in float32, added as peft adds them."""
-    change = second @ first
+    change = second @ down
     return weight + (change.T if transposed else change) * scale(step)
 
 
@@ -97,8 +97,10 @@ def scale(step: AdapterStep) -> float:
 def save_configuration(step: AdapterStep, targets: list[str], base: str, kind: str, folder: str) -> None:
     """Writes what peft's `from_pretrained` needs beside the weights; `kind` is peft's name of the task, or ""."""
     with _quiet():
-        written = [each for each in step.targets if "*" not in each and "?" not in each and "[" not in each]
-        named = written if len(written) == len(step.targets) else targets
+        module_targets = [
+            target for target in step.targets if "*" not in target and "?" not in target and "[" not in target
+        ]
+        named = module_targets if len(module_targets) == len(step.targets) else targets
         config = _configuration(
             step,
             named,
@@ -107,11 +109,11 @@ def save_configuration(step: AdapterStep, targets: list[str], base: str, kind: s
             task_type=kind or None,
         )
         config.inference_mode = True
-        told = config.to_dict()
-    for name, value in told.items():
-        told[name] = sorted(value) if isinstance(value, set) else value
+        config_values = config.to_dict()
+    for name, value in config_values.items():
+        config_values[name] = sorted(value) if isinstance(value, set) else value
     with open(os.path.join(folder, CONFIGURATION), "w", encoding="utf-8") as file:
-        json.dump(told, file, indent=2, sort_keys=True)
+        json.dump(config_values, file, indent=2, sort_keys=True)
 
 
 def _configuration(step: AdapterStep, targets: list[str] | str, **more: Any) -> Any:
@@ -130,25 +132,25 @@ def _configuration(step: AdapterStep, targets: list[str] | str, **more: Any) -> 
 
 def _modules(module: nn.Module, patterns: tuple[str, ...]) -> list[str]:
     """Returns the modules that the patterns name."""
-    wanted = targeted(patterns)
-    return [name for name, _ in module.named_modules() if name and wanted(name)]
+    is_targeted = targeted(patterns)
+    return [name for name, _ in module.named_modules() if name and is_targeted(name)]
 
 
-def _check(module: nn.Module, targets: list[str], saved: list[str], where: str) -> None:
+def _check(module: nn.Module, targets: list[str], saved: list[str], line_text: str) -> None:
     """Raises AdapterError for targets that cannot have an adapter."""
     parts = dict(module.named_modules())
     for name in targets:
         why = _unfit(parts[name])
         if why:
-            raise AdapterError(f"{where}`{name}` {why}")
-        inside = next((each for each in saved if f"{name}.".startswith(f"{each}.")), None)
+            raise AdapterError(f"{line_text}`{name}` {why}")
+        inside = next((saved_name for saved_name in saved if f"{name}.".startswith(f"{saved_name}.")), None)
         if inside is not None:
             raise AdapterError(
-                f"{where}`{inside}` trains whole, and an adapter beside `{name}` would add nothing", "save"
+                f"{line_text}`{inside}` trains whole, and an adapter beside `{name}` would add nothing", "save"
             )
     if not targets:
         dense = [name for name, part in parts.items() if name and not _unfit(part)]
-        raise AdapterError(f"{where}no module has one of these names", dense=dense)
+        raise AdapterError(f"{line_text}no module has one of these names", dense=dense)
 
 
 def _unfit(part: nn.Module) -> str:
@@ -170,8 +172,8 @@ def _begin(matrix: nn.Linear, name: str, seed: int) -> None:
         return
     generator = torch.Generator().manual_seed(seed_of(seed, file_name(name)))
     bound = 1 / sqrt(matrix.in_features)
-    drawn = torch.empty(matrix.weight.shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
-    matrix.weight.copy_(drawn)
+    values = torch.empty(matrix.weight.shape, dtype=torch.float32).uniform_(-bound, bound, generator=generator)
+    matrix.weight.copy_(values)
 
 
 @contextlib.contextmanager

@@ -43,11 +43,11 @@ class GatheredSamples(Protocol):
     samples: int
     first: int
 
-    def gathered(self, own: Tensor) -> Tensor:
+    def gathered(self, own_tensor: Tensor) -> Tensor:
         """Returns the rows of all ranks; a gradient goes back to the ranks that they came from."""
         ...
 
-    def fixed(self, own: Structure) -> Structure:
+    def fixed(self, own_structure: Structure) -> Structure:
         """Returns a structure with the rows of all ranks in each tensor. Only this rank's own rows have a gradient."""
         ...
 
@@ -60,11 +60,11 @@ class LocalSamples:
     def __init__(self, samples: int) -> None:
         self.samples = samples
 
-    def gathered(self, own: Tensor) -> Tensor:
-        return own
+    def gathered(self, own_tensor: Tensor) -> Tensor:
+        return own_tensor
 
-    def fixed(self, own: Structure) -> Structure:
-        return own
+    def fixed(self, own_structure: Structure) -> Structure:
+        return own_structure
 
 
 class WholeSum:
@@ -77,64 +77,66 @@ class WholeSum:
     def __call__(self, output: object, target: object) -> Tensor:
         return self.gathered_sum(output, target, LocalSamples(samples_of(output, 0)))
 
-    def gathered_sum(self, output: object, target: object, others: GatheredSamples) -> Tensor:
+    def gathered_sum(self, output: object, target: object, sample_gather: GatheredSamples) -> Tensor:
         """Returns the sum where there are other ranks. Raises LossError."""
         with mark_errors(self._step.line):
             if self._own is None:
-                return contrastive(output, target, float(self._step.arguments["temperature"]), others)
-            return self._of_all(output, target, others)
+                return contrastive(output, target, float(self._step.arguments["temperature"]), sample_gather)
+            return self._of_all(output, target, sample_gather)
 
-    def _of_all(self, output: object, target: object, others: GatheredSamples) -> Tensor:
+    def _of_all(self, output: object, target: object, sample_gather: GatheredSamples) -> Tensor:
         assert self._own is not None and self._step.python is not None
-        outputs, targets = others.fixed(map_tensors(wide, output)), others.fixed(target)
-        if not others.samples:
+        outputs, targets = sample_gather.fixed(map_tensors(wide, output)), sample_gather.fixed(target)
+        if not sample_gather.samples:
             return _zero_of(output)
-        found = self._own(outputs, targets)
-        if not isinstance(found, Tensor) or found.numel() not in (1, others.samples):
-            got = f"{found.numel()}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        loss = self._own(outputs, targets)
+        if not isinstance(loss, Tensor) or loss.numel() not in (1, sample_gather.samples):
+            got = f"{loss.numel()}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
             raise LossError(
                 f"{self._step.line or self._step.python.line}: `{self._step.python.function}` is given a whole batch, "
-                f"and has to give its mean, or one loss for each sample ({others.samples}), and it gave {got}"
+                f"and has to give its mean, or one loss for each sample ({sample_gather.samples}), and it gave {got}"
             )
-        total = in_float32(found).sum() * (others.samples / found.numel())
+        total = in_float32(loss).sum() * (sample_gather.samples / loss.numel())
         # Every one of the ranks has it, and it is to count once; its gradient is of this rank's part alone.
-        return total if others.ranks == 1 else total + (total / others.ranks - total).detach()
+        return total if sample_gather.ranks == 1 else total + (total / sample_gather.ranks - total).detach()
 
 
-def contrastive(output: object, target: object, temperature: float, others: GatheredSamples) -> Tensor:
+def contrastive(output: object, target: object, temperature: float, sample_gather: GatheredSamples) -> Tensor:
     """Returns the sum of the contrastive losses of a rank's own samples. Raises LossError."""
     views = _views(output)
     with torch.autocast(views.device.type, enabled=False):
-        own = _of_length_1(wide(views))
-        found = others.gathered(own)
-        samples, each = own.shape[:2]
-        groups = _groups(target, samples, each, others, own.device)
-        similar = own.flatten(0, 1) @ found.flatten(0, 1).T / temperature
-        rows_ = torch.arange(samples * each, device=own.device)
-        columns = torch.arange(others.samples * each, device=own.device)
-        itself = columns == (rows_ + others.first * each)[:, None]
-        positive = groups.repeat_interleave(each) == groups[others.first : others.first + samples].repeat_interleave(
-            each
-        ).unsqueeze(1)
+        own_views = _of_length_1(wide(views))
+        all_views = sample_gather.gathered(own_views)
+        samples, views_of_sample = own_views.shape[:2]
+        groups = _groups(target, samples, views_of_sample, sample_gather, own_views.device)
+        similar = own_views.flatten(0, 1) @ all_views.flatten(0, 1).T / temperature
+        rows_ = torch.arange(samples * views_of_sample, device=own_views.device)
+        columns = torch.arange(sample_gather.samples * views_of_sample, device=own_views.device)
+        itself = columns == (rows_ + sample_gather.first * views_of_sample)[:, None]
+        positive = groups.repeat_interleave(views_of_sample) == groups[
+            sample_gather.first : sample_gather.first + samples
+        ].repeat_interleave(views_of_sample).unsqueeze(1)
         positive &= ~itself
         # Not minus infinity, which would make a gradient of nan where there is nothing else.
-        among = similar.masked_fill(itself, torch.finfo(similar.dtype).min).logsumexp(1, keepdim=True)
-        losses = torch.where(positive, among - similar, 0).sum(1) / positive.sum(1).clamp(min=1)
-        return losses.sum() / each
+        over_all = similar.masked_fill(itself, torch.finfo(similar.dtype).min).logsumexp(1, keepdim=True)
+        losses = torch.where(positive, over_all - similar, 0).sum(1) / positive.sum(1).clamp(min=1)
+        return losses.sum() / views_of_sample
 
 
-def _groups(target: Structure, samples: int, views: int, others: GatheredSamples, device: torch.device) -> Tensor:
+def _groups(
+    target: Structure, samples: int, views: int, sample_gather: GatheredSamples, device: torch.device
+) -> Tensor:
     """Returns for each of all samples a number that it shares with its positives: its own, or its class."""
     if views > 1:
-        return torch.arange(others.samples, device=device)
+        return torch.arange(sample_gather.samples, device=device)
     if not isinstance(target, Tensor) or target.is_floating_point() or target.numel() != samples:
         shape = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
         raise LossError(
             f"one embedding for each sample needs a class for each as its target, to tell its positives, and the "
             f"targets are {shape}"
         )
-    found: Tensor = others.fixed(target.reshape(samples).long())
-    return found
+    groups: Tensor = sample_gather.fixed(target.reshape(samples).long())
+    return groups
 
 
 def _views(output: object) -> Tensor:
@@ -143,14 +145,14 @@ def _views(output: object) -> Tensor:
         return output.unsqueeze(1)
     if isinstance(output, Tensor) and output.dim() == 3 and output.shape[1] > 1:
         return output
-    found = tensors(output)
-    alike = all(each.dim() == 2 and each.shape == found[0].shape for each in found)
-    if not isinstance(output, Tensor) and len(found) > 1 and alike:
-        return torch.stack(found, dim=1)
-    shown = " and ".join(str(tuple(each.shape)) for each in found) or type(output).__name__
+    outputs = tensors(output)
+    are_views = all(view.dim() == 2 and view.shape == outputs[0].shape for view in outputs)
+    if not isinstance(output, Tensor) and len(outputs) > 1 and are_views:
+        return torch.stack(outputs, dim=1)
+    shapes_text = " and ".join(str(tuple(view.shape)) for view in outputs) or type(output).__name__
     raise LossError(
         "embeddings are (samples, width), or (samples, views, width) with several views, or several tensors (samples, "
-        f"width), and the output is {shown}"
+        f"width), and the output is {shapes_text}"
     )
 
 
@@ -161,5 +163,5 @@ def _of_length_1(embeddings: Tensor) -> Tensor:
 
 def _zero_of(output: object) -> Tensor:
     """Returns 0, which depends on the output where that has a gradient."""
-    found = [each for each in tensors(output) if each.is_floating_point()]
-    return found[0].sum(dtype=torch.float32) if found else torch.zeros(())
+    outputs = [tensor for tensor in tensors(output) if tensor.is_floating_point()]
+    return outputs[0].sum(dtype=torch.float32) if outputs else torch.zeros(())

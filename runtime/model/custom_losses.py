@@ -58,10 +58,10 @@ def counts_itself(step: LossStep, output: object, target: object) -> bool:
     """True if a user's loss gives a pair, or one number for each sample of several targets: it counts by itself."""
     assert step.python is not None
     with mark_errors(step.python.line):
-        found = load_function(step.python)(output, target)
-    if step.counts != "kept" or not isinstance(found, Tensor) or not isinstance(target, Tensor):
-        return isinstance(found, tuple | list)
-    return found.numel() == target.shape[0] != target.numel()
+        result = load_function(step.python)(output, target)
+    if step.counts != "kept" or not isinstance(result, Tensor) or not isinstance(target, Tensor):
+        return isinstance(result, tuple | list)
+    return result.numel() == target.shape[0] != target.numel()
 
 
 class OwnSum:
@@ -75,12 +75,12 @@ class OwnSum:
         self._further: dict[str, Tensor] = {}
 
     def __call__(self, output: Structure, target: Structure) -> Tensor:
-        found = self.count_losses(output, target)
-        number = found.number
+        counts = self.count_losses(output, target)
+        number = counts.number
         self._number += number.detach().double() if isinstance(number, Tensor) else number
-        for name, value in found.further.items():
+        for name, value in counts.further.items():
             self._further[name] = self._further[name] + value if name in self._further else value
-        return found.total
+        return counts.total
 
     def take_counts(self) -> tuple[int | Tensor, dict[str, Tensor]]:
         """Returns and resets the number of losses (float64 if a tensor) and the sums of the further ones."""
@@ -91,33 +91,33 @@ class OwnSum:
     def count_losses(self, output: Structure, target: Structure) -> LossCounts:
         """Returns what a batch gives. Raises LossError."""
         with mark_errors(self._line):
-            found = self._own(output, target) if self._own is not None else _of_model(output)
-        return self.interpret(found, target)
+            result = self._own(output, target) if self._own is not None else _of_model(output)
+        return self.interpret(result, target)
 
-    def interpret(self, found: Structure, target: Structure) -> LossCounts:
+    def interpret(self, result: Structure, target: Structure) -> LossCounts:
         """Returns the meaning of what a loss gave. Raises LossError."""
         further: Mapping[str, Structure] = {}
-        if isinstance(found, tuple | list) and len(found) in (2, 3) and isinstance(found[-1], Mapping):
-            *kept, further = found
-            found = kept[0] if len(kept) == 1 else tuple(kept)
-        total, number = self._sum(found, target)
+        if isinstance(result, tuple | list) and len(result) in (2, 3) and isinstance(result[-1], Mapping):
+            *parts, further = result
+            result = parts[0] if len(parts) == 1 else tuple(parts)
+        total, number = self._sum(result, target)
         return LossCounts(total, number, {name: _over_samples(value, target) for name, value in further.items()})
 
-    def _sum(self, found: Structure, target: Structure) -> tuple[Tensor, int | Tensor]:
-        if isinstance(found, tuple | list) and len(found) == 2:
-            total, number = found
+    def _sum(self, result: Structure, target: Structure) -> tuple[Tensor, int | Tensor]:
+        if isinstance(result, tuple | list) and len(result) == 2:
+            total, number = result
             if isinstance(total, Tensor) and total.numel() == 1 and _numbers(number) == 1:
                 return in_float32(total.reshape(())), torch.as_tensor(number, device=total.device).reshape(())
-        elif isinstance(found, Tensor) and found.dim() and (kept := self._counted_mask(target, found)) is not None:
-            return in_float32(found.reshape(-1).masked_fill(~kept, 0).sum()), kept.sum()
-        elif isinstance(found, Tensor) and found.numel() != 1:
-            return in_float32(found.sum()), found.numel()
-        elif isinstance(found, Tensor) and self._step.kind == "own":
+        elif isinstance(result, Tensor) and result.dim() and (mask := self._counted_mask(target, result)) is not None:
+            return in_float32(result.reshape(-1).masked_fill(~mask, 0).sum()), mask.sum()
+        elif isinstance(result, Tensor) and result.numel() != 1:
+            return in_float32(result.sum()), result.numel()
+        elif isinstance(result, Tensor) and self._step.kind == "own":
             number = self._number_of(target)
-            return in_float32(found.reshape(())) * number, number
-        elif isinstance(found, Tensor) and samples_of(target) == 1:
-            return in_float32(found.reshape(())), 1
-        self._refuse(found)
+            return in_float32(result.reshape(())) * number, number
+        elif isinstance(result, Tensor) and samples_of(target) == 1:
+            return in_float32(result.reshape(())), 1
+        self._refuse(result)
         raise AssertionError
 
     def _number_of(self, target: Structure) -> int | Tensor:
@@ -137,10 +137,10 @@ class OwnSum:
         fits = isinstance(target, Tensor) and not target.is_floating_point() and target.numel() == losses.numel()
         return target.reshape(-1).ne(ignore) if fits and ignore is not None else None
 
-    def _refuse(self, found: object) -> None:
+    def _refuse(self, result: object) -> None:
         named = self._step.python
         what = f"`{named.function}`" if named is not None else "the model"
-        got = "one number" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        got = "one number" if isinstance(result, Tensor) else f"a {type(result).__name__}"
         raise LossError(
             f"{self._line}: {what} has to give one loss for each sample or token, or a pair (sum, count), and it gave "
             f"{got}",
@@ -185,15 +185,15 @@ def _loss_in_tuple(output: Sequence[object]) -> object:
     losses = [part for part in numbers if isinstance(part, Tensor) and part.is_floating_point()]
     if len(parts) < 2 or not losses:
         return output
-    others = [part for part in parts if part is not losses[0]]
-    if len(numbers) == len(parts) == 2 and losses[0] is parts[0] and not _has_gradient(others[0]):
+    other_parts = [part for part in parts if part is not losses[0]]
+    if len(numbers) == len(parts) == 2 and losses[0] is parts[0] and not _has_gradient(other_parts[0]):
         return output  # (sum, count)
     if len(numbers) > 1:
         raise LossError(f"{len(numbers)} parts of what the model returns may be the loss", _OF_A_TUPLE)
     if torch.is_grad_enabled() and any(map(_has_gradient, parts)):
         if not _has_gradient(losses[0]):
             raise LossError("the one number in the tuple that the model returns has no gradient", _OF_A_TUPLE)
-        if len(others) == 1 and losses[0] is parts[0] and _may_be_a_count(others[0]):
+        if len(other_parts) == 1 and losses[0] is parts[0] and _may_be_a_count(other_parts[0]):
             raise LossError("the second part that the model returns may be a count, and has dims", _OF_A_TUPLE)
     return losses[0] if further is None else (losses[0], further)
 
@@ -215,10 +215,10 @@ def _has_gradient(part: object) -> bool:
     return isinstance(part, Tensor) and part.requires_grad
 
 
-def samples_of(batch: Structure, without: int = 1) -> int:
-    """Returns the samples of a batch or an output, by its first tensor; `without` if that has no dim."""
-    found = tensors(batch)
-    return found[0].shape[0] if found and found[0].dim() else without
+def samples_of(batch: Structure, default: int = 1) -> int:
+    """Returns the samples of a batch or an output, by its first tensor; `default` if that has no dim."""
+    batch_tensors = tensors(batch)
+    return batch_tensors[0].shape[0] if batch_tensors and batch_tensors[0].dim() else default
 
 
 def _over_samples(value: object, target: object) -> Tensor:

@@ -33,9 +33,9 @@ class Documents:
         """Takes an input, int64 of shape (batch, length)."""
         ends = tokens == self._token
         self._numbers = ends.cumsum(1) - ends.long()  # a token that ends a document belongs to it
-        at = torch.arange(tokens.shape[1], device=tokens.device)
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
         begins = F.pad(ends[:, :-1], (1, 0), value=True)
-        self.places = at - torch.where(begins, at, 0).cummax(1).values
+        self.places = positions - torch.where(begins, positions, 0).cummax(1).values
         self._masks.clear()
 
     def attend(
@@ -51,14 +51,14 @@ class Documents:
         kind = (dtype, causal, window)
         if kind not in self._masks:
             numbers = self._numbers
-            at = torch.arange(numbers.shape[1], device=numbers.device)
-            seen = numbers[:, :, None] == numbers[:, None, :]
+            positions = torch.arange(numbers.shape[1], device=numbers.device)
+            same_document = numbers[:, :, None] == numbers[:, None, :]
             if causal:
-                seen &= at <= at[:, None]
+                same_document &= positions <= positions[:, None]
             if window is not None:
-                seen &= at > at[:, None] - window
-            made = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-            self._masks[kind] = made.masked_fill_(~seen, float("-inf"))[:, None]
+                same_document &= positions > positions[:, None] - window
+            mask = torch.zeros(same_document.shape, dtype=dtype, device=same_document.device)
+            self._masks[kind] = mask.masked_fill_(~same_document, float("-inf"))[:, None]
         return self._masks[kind]
 
 
@@ -68,8 +68,8 @@ def apply(token: int | None, model: nn.Module) -> None:
         return
     documents = Documents(token)
 
-    def look(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-        documents.see(given[0])
+    def look(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        documents.see(inputs[0])
 
     for module in model.modules():
         if isinstance(module, Attention | GroupedAttention):

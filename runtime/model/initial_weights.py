@@ -56,13 +56,13 @@ class WeightsError(RuntimeError):
 def load(
     step: ModelStep,
     model: nn.Module,
-    whole: Mapping[str, Tensor] | None = None,
-    tell: Tell = lambda line, whole: None,
+    unsharded: Mapping[str, Tensor] | None = None,
+    tell: Tell = lambda line, unsharded: None,
 ) -> None:
     """Loads the values of `step.weights` into `model`, whose tensors may be sharded. Raises WeightsError.
 
-    If `model` is a part of a model, `whole` are all its tensors by name. `tell` is given lines on tensors that are not
-    loaded.
+    If `model` is a part of a model, `unsharded` are all its tensors by name. `tell` is given lines on tensors that are
+    not loaded.
     """
     weights = step.weights
     if weights is None:
@@ -70,15 +70,15 @@ def load(
     path = weights.path or weights.files[0]
     what = f"{weights.line}: {path}" if weights.line else path
     tensors, ties = named_tensors(model), dict(step.ties)
-    wanted = {name: tuple(tensor.shape) for name, tensor in (whole or tensors).items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in (unsharded or tensors).items()}
     with ExitStack() as open_files:
-        found, read = _opened(weights, open_files, what)
-        if step.adapter is not None and not any(map(is_of_adapter, found)):
-            tensors, wanted = without_adapters(tensors), without_adapters(wanted)
+        shapes_in_file, read_tensor = _opened(weights, open_files, what)
+        if step.adapter is not None and not any(map(is_of_adapter, shapes_in_file)):
+            tensors, shapes = without_adapters(tensors), without_adapters(shapes)
             ties = {base_name(name): base_name(whose) for name, whose in ties.items()}
         fits = fit(
-            found,
-            wanted,
+            shapes_in_file,
+            shapes,
             ties,
             only=weights.only,
             rename=weights.rename,
@@ -86,23 +86,25 @@ def load(
             allow_unused=weights.allow_unused,
         )
         if not fits.is_complete:
-            said = (f"it {kind} {_some_names(names)}" for kind, names in faults(fits, found, wanted))
-            raise WeightsError(f"{what} is not of this model: {'; '.join(said)}")
-        _put(fits, read, tensors, what)
+            sentences = (f"it {kind} {_some_names(names)}" for kind, names in faults(fits, shapes_in_file, shapes))
+            raise WeightsError(f"{what} is not of this model: {'; '.join(sentences)}")
+        _put(fits, read_tensor, tensors, what)
     if not dist.is_initialized() or dist.get_rank() == 0:
         _tell(fits, path, tell)
 
 
-def _put(fits: WeightMatch, read: Read, tensors: Mapping[str, Tensor], what: str) -> None:
-    for name, there in fits.taken:
+def _put(fits: WeightMatch, read_tensor: Read, tensors: Mapping[str, Tensor], what: str) -> None:
+    for name, name_in_file in fits.taken:
         if name in tensors:
             for local, part in _runs(name, tensors[name]):
-                local.copy_(read(there, part))
-    for name, there in fits.copies:
+                local.copy_(read_tensor(name_in_file, part))
+    for name, name_in_file in fits.copies:
         if name in tensors:
             for local, part in _runs(name, tensors[name]):
-                if not torch.equal(local.cpu(), read(there, part).to(local.dtype)):
-                    raise WeightsError(f"{what}: `{there}` and `{name}` are one weight in the model, and differ here")
+                if not torch.equal(local.cpu(), read_tensor(name_in_file, part).to(local.dtype)):
+                    raise WeightsError(
+                        f"{what}: `{name_in_file}` and `{name}` are one weight in the model, and differ here"
+                    )
 
 
 def _runs(name: str, tensor: Tensor) -> Iterator[tuple[Tensor, Part]]:
@@ -112,8 +114,8 @@ def _runs(name: str, tensor: Tensor) -> Iterator[tuple[Tensor, Part]]:
         return
     if not part:
         yield local, part
-    for own, rows in rows_of_part(name, part[0]) if part else ():
-        yield local[own], (rows, *part[1:])
+    for own_rows, rows in rows_of_part(name, part[0]) if part else ():
+        yield local[own_rows], (rows, *part[1:])
 
 
 def _tell(fits: WeightMatch, path: str, tell: Tell) -> None:
@@ -153,7 +155,7 @@ def _opened(weights: WeightsStep, open_files: ExitStack, what: str) -> tuple[Sha
     readers: dict[str, Read] = {}
     for file in weights.files:
         try:
-            found, read = (_safetensors if file.endswith(".safetensors") else _torch)(file, open_files)
+            found, read_tensor = (_safetensors if file.endswith(".safetensors") else _torch)(file, open_files)
         except Exception as error:  # unpickling and two libraries have errors of their own
             place = what if len(weights.files) == 1 else f"{what}: {file}"
             raise WeightsError(f"{place} cannot be read as weights: {error}") from error
@@ -161,7 +163,7 @@ def _opened(weights: WeightsStep, open_files: ExitStack, what: str) -> tuple[Sha
         if twice is not None:
             raise WeightsError(f"{what}: two of its files hold `{twice}`")
         shapes |= found
-        readers |= dict.fromkeys(found, read)
+        readers |= dict.fromkeys(found, read_tensor)
     return shapes, lambda name, part: readers[name](name, part)
 
 
@@ -209,9 +211,9 @@ def _load_file(path: str) -> object:
 
 def _refusal_reason(path: str, error: str) -> str:
     """Returns why `weights_only` refuses a file; torch's advice, to read it all the same, is left out."""
-    found = re.search(r"(?i)unsupported (?:global: )?GLOBAL (\S+)", error)
-    if found is not None:
-        return f"it holds an object of `{found[1]}`, which may run code: {_SAVE_ALONE}"
+    match = re.search(r"(?i)unsupported (?:global: )?GLOBAL (\S+)", error)
+    if match is not None:
+        return f"it holds an object of `{match[1]}`, which may run code: {_SAVE_ALONE}"
     with open(path, "rb") as file:
         start = file.read(_START)
     if start.startswith(b"version https://git-lfs"):
@@ -225,22 +227,24 @@ def _refusal_reason(path: str, error: str) -> str:
     return f"torch cannot read it without running what it holds ({reasons[0] if reasons else 'no reason given'})"
 
 
-def state_dict_in(loaded: object) -> dict[str, Tensor]:
+def state_dict_in(file_content: object) -> dict[str, Tensor]:
     """Returns the tensors of the one state dict in what `torch.load` gives, however deep; else raises ValueError."""
     for key in _WRAPPINGS:
-        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
-            loaded = loaded[key]
-    found = dict(_state_dicts(loaded))
-    with_weights = {path: each for path, each in found.items() if any(map(_may_be_weight, _tensors(each)))}
-    found = with_weights or found
-    if len(found) != 1:
-        keys = list(found) or (list(map(str, loaded)) if isinstance(loaded, Mapping) else [])
+        if isinstance(file_content, Mapping) and isinstance(file_content.get(key), Mapping):
+            file_content = file_content[key]
+    state_dicts = dict(_state_dicts(file_content))
+    with_weights = {
+        path: state_dict for path, state_dict in state_dicts.items() if any(map(_may_be_weight, _tensors(state_dict)))
+    }
+    state_dicts = with_weights or state_dicts
+    if len(state_dicts) != 1:
+        keys = list(state_dicts) or (list(map(str, file_content)) if isinstance(file_content, Mapping) else [])
         named = _some_names([f"`{key}`" for key in keys], _KEYS)
-        if found:
-            raise ValueError(f"it holds {len(found)} state dicts, {named}: save the network's own alone")
-        what = f"its keys are {named}" if keys else f"it is a {type(loaded).__name__}"
+        if state_dicts:
+            raise ValueError(f"it holds {len(state_dicts)} state dicts, {named}: save the network's own alone")
+        what = f"its keys are {named}" if keys else f"it is a {type(file_content).__name__}"
         raise ValueError(f"it holds no state dict: {what}")
-    (tensors,) = found.values()
+    (tensors,) = state_dicts.values()
     return {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
 
 
@@ -248,14 +252,14 @@ def _tensors(state: Mapping[str, object]) -> list[Tensor]:
     return [value for value in state.values() if isinstance(value, Tensor)]
 
 
-def _state_dicts(loaded: object, path: str = "") -> Iterator[tuple[str, Mapping[str, object]]]:
+def _state_dicts(file_content: object, path: str = "") -> Iterator[tuple[str, Mapping[str, object]]]:
     """Yields mappings of names to tensors by path, outermost first; not optimizers' states, nor single numbers."""
-    if not isinstance(loaded, Mapping) or not all(isinstance(key, str) for key in loaded):
+    if not isinstance(file_content, Mapping) or not all(isinstance(key, str) for key in file_content):
         return
-    inner = [(key, value) for key, value in loaded.items() if isinstance(value, Mapping)]
-    tensors = _tensors(loaded)
+    inner = [(key, value) for key, value in file_content.items() if isinstance(value, Mapping)]
+    tensors = _tensors(file_content)
     if any(map(_may_be_weight, tensors)) or (tensors and not inner):
-        yield path, loaded
+        yield path, file_content
     elif path.count(".") < _DEPTH:
         for key, value in inner:
             yield from _state_dicts(value, f"{path}.{key}" if path else key)

@@ -60,7 +60,7 @@ class GroupedAttention(nn.Module):
             self.register_module(part, None)  # fixes their order, and so that of the parameters
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (self._heads(each(x)) for each in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (self._heads(projection(x)) for projection in (self.q_proj, self.k_proj, self.v_proj))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rope_theta is not None:
@@ -82,8 +82,8 @@ class GroupedAttention(nn.Module):
     def _angles(self, length: int, device: torch.device) -> Tensor:
         """Returns the angle of each position and pair: (length, 1, head_dim / 2), float32."""
         assert self.rope_theta is not None
-        first = self.piece * length
-        positions = torch.arange(first, first + length, dtype=torch.float32, device=device)
+        first_position = self.piece * length
+        positions = torch.arange(first_position, first_position + length, dtype=torch.float32, device=device)
         pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=device)
         frequencies = _scaled(1.0 / self.rope_theta ** (pairs / self.head_dim), self.rope_scaling)
         return (positions[:, None] * frequencies)[:, None]
@@ -111,30 +111,32 @@ def _scaled(frequencies: Tensor, scaling: Scaling | None) -> Tensor:
 
 def _turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Returns `x`, (batch, length, heads, head_dim), with each pair of numbers turned by its angle."""
-    one, other = x.float().chunk(2, -1)
-    first = torch.addcmul(one * cosines, other, sines, value=-1)
-    second = torch.addcmul(other * cosines, one, sines)
-    return torch.cat((first, second), -1).to(x.dtype)
+    one, second_half = x.float().chunk(2, -1)
+    rotated = torch.addcmul(one * cosines, second_half, sines, value=-1)
+    second = torch.addcmul(second_half * cosines, one, sines)
+    return torch.cat((rotated, second), -1).to(x.dtype)
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, window: int | None = None, first: int = 0
+    query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, window: int | None = None, first_position: int = 0
 ) -> Tensor:
-    """Returns attention for queries of the positions from `first` on; keys and values begin at 0 and, under a causal
-    mask, end with the last query.
+    """Returns attention for queries of the positions from `first_position` on; keys and values begin at 0 and, under a
+    causal mask, end with the last query.
 
     All are (batch, heads, length, head_dim); keys and values may have fewer heads, each for as many of the queries'.
     With `window` a position sees itself and the positions before it, `window` in all.
     """
     grouped = key.shape[1] != query.shape[1]
-    own, length = query.shape[2], key.shape[2]
-    if first == 0 and (window is None or window >= length):
+    own_length, length = query.shape[2], key.shape[2]
+    if first_position == 0 and (window is None or window >= length):
         return F.scaled_dot_product_attention(query, key, value, is_causal=is_causal, enable_gqa=grouped)
     mask = None
     if is_causal:
-        places = torch.arange(first, first + own, device=query.device)[:, None]
-        seen = torch.arange(length, device=query.device)
-        mask = seen <= places if window is None else (seen <= places) & (seen > places - window)
+        places = torch.arange(first_position, first_position + own_length, device=query.device)[:, None]
+        key_positions = torch.arange(length, device=query.device)
+        mask = (
+            key_positions <= places if window is None else (key_positions <= places) & (key_positions > places - window)
+        )
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=grouped)
 
 

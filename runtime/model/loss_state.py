@@ -36,8 +36,10 @@ class LossStateError(LossError):
 
     def __init__(self, function: str, names: Sequence[str], *, moves: bool) -> None:
         self.names, self.moves = tuple(names), moves
-        shown = ", ".join(f"`{name}`" for name in names)
-        what = f"changes {shown} in a call" if moves else f"has parameters of its own that would train: {shown}"
+        names_text = ", ".join(f"`{name}`" for name in names)
+        what = (
+            f"changes {names_text} in a call" if moves else f"has parameters of its own that would train: {names_text}"
+        )
         why = "a checkpoint keeps the network alone" if moves else "the optimizer has those of the network alone"
         super().__init__(f"the loss `{function}` {what}, and {why}: put it into the network, and use `own()`")
 
@@ -56,63 +58,65 @@ def load_loss(named: PythonFunction) -> Loss:
     return loss
 
 
-def try_state(function: Loss, name: str, output: Structure, target: Structure, *, again: bool = False) -> Structure:
+def try_state(
+    function: Loss, name: str, output: Structure, target: Structure, *, is_repeated: bool = False
+) -> Structure:
     """Returns what the loss gives. Raises LossStateError if it has parameters that would train, or changes a buffer or,
-    with `again`, anything by which a second call differs.
+    with `is_repeated`, anything by which a second call differs.
     """
-    nodes = {each.grad_fn for each in tensors(output)} | {None}
-    leaves = {id(each) for each in tensors((output, target))}
-    held = dict(held_tensors(function))
-    before = {path: (each, _times_written(each)) for path, (each, _) in held.items()}
-    numbers = _held_numbers(function) if again else {}
-    if again:
+    nodes = {tensor.grad_fn for tensor in tensors(output)} | {None}
+    leaves = {id(tensor) for tensor in tensors((output, target))}
+    state = dict(held_tensors(function))
+    state_before = {path: (tensor, _times_written(tensor)) for path, (tensor, _) in state.items()}
+    numbers = _held_numbers(function) if is_repeated else {}
+    if is_repeated:
         seed_host(0)
-    found = function(output, target)
-    parameters = {id(each): each for loss in tensors(found) for each in _leaves(loss, nodes)}
-    if own := parameters.keys() - leaves:
-        names = {id(each): path for path, (each, _) in reversed(held.items()) if id(each) in own}
-        unnamed = [f"a parameter of shape {tuple(parameters[each].shape)}" for each in own - names.keys()]
+    result = function(output, target)
+    parameters = {id(parameter): parameter for loss in tensors(result) for parameter in _leaves(loss, nodes)}
+    if own_parameters := parameters.keys() - leaves:
+        names = {id(tensor): path for path, (tensor, _) in reversed(state.items()) if id(tensor) in own_parameters}
+        unnamed = [f"a parameter of shape {tuple(parameters[key].shape)}" for key in own_parameters - names.keys()]
         raise LossStateError(name, [*reversed(names.values()), *unnamed], moves=False)
     now = dict(held_tensors(function))
-    moved = [path for path, (each, _) in now.items() if _has_changed(each, *before.get(path, (None, 0)))]
+    moved = [path for path, (tensor, _) in now.items() if _has_changed(tensor, *state_before.get(path, (None, 0)))]
     buffers = [path for path in moved if now[path][1]]
-    if again:
+    if is_repeated:
         moved += [path for path, number in _held_numbers(function).items() if number != numbers.get(path)]
-    if not buffers and moved and again:
+    if not buffers and moved and is_repeated:
         seed_host(0)
         second = function(output, target)
-        if not all(map(_same, tensors(found), tensors(second))):
+        if not all(map(_same, tensors(result), tensors(second))):
             buffers = moved
     if buffers:
         raise LossStateError(name, buffers, moves=True)
-    return found
+    return result
 
 
-def _has_changed(tensor: Tensor, before: Tensor | None, written: int) -> bool:
-    if before is tensor:
+def _has_changed(tensor: Tensor, tensor_before: Tensor | None, written: int) -> bool:
+    if tensor_before is tensor:
         return _times_written(tensor) != written
-    return before is None or not _same(before, tensor)
+    return tensor_before is None or not _same(tensor_before, tensor)
 
 
 def _times_written(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else times_written(tensor)
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one.nan_to_num(), other.to(one.device).nan_to_num())
+def _same(one: Tensor, another: Tensor) -> bool:
+    return one.shape == another.shape and torch.equal(one.nan_to_num(), another.to(one.device).nan_to_num())
 
 
 def _leaves(loss: Tensor, outputs: set[Node | None]) -> Iterator[Tensor]:
     """Yields the leaves that a loss depends on, except the leaves behind the outputs."""
-    seen, waiting = set(outputs), [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
+    visited, queue = set(outputs), [loss.grad_fn]
+    while queue:
+        node = queue.pop()
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         if hasattr(node, "variable"):
             yield getattr(node, "variable")  # noqa: B009 - of the nodes of leaves alone
-        waiting.extend(each for each, _ in node.next_functions)
+        queue.extend(node_before for node_before, _ in node.next_functions)
 
 
 def held_tensors(function: object) -> Iterator[tuple[str, tuple[Tensor, bool]]]:
@@ -129,33 +133,33 @@ def _held_numbers(function: object) -> dict[str, int | float]:
 
 def _held_values(function: object) -> Iterator[tuple[str, object, bool]]:
     """Yields tensors and numbers that a function can reach, each with its path, and whether it is a buffer."""
-    seen: set[int] = set()
-    waiting: list[tuple[str, object, int]] = [("", function, 0)]
-    while waiting and len(seen) < _MOST:
-        path, owner, depth = waiting.pop(0)
-        if id(owner) in seen or depth > _DEPTH:
+    visited: set[int] = set()
+    queue: list[tuple[str, object, int]] = [("", function, 0)]
+    while queue and len(visited) < _MOST:
+        path, owner, depth = queue.pop(0)
+        if id(owner) in visited or depth > _DEPTH:
             continue
-        seen.add(id(owner))
+        visited.add(id(owner))
         for name, value, buffer in _parts(owner):
             inner = ".".join(filter(None, (path, name)))
             if isinstance(value, Tensor | int | float):
                 yield inner, value, buffer
             elif not isinstance(value, type | str | bytes | None):
-                waiting.append((inner, value, depth + 1))
+                queue.append((inner, value, depth + 1))
 
 
 def _parts(owner: UserObject) -> Iterator[tuple[str, object, bool]]:
     """Yields the objects that an object holds: their names, and whether each is a buffer."""
     if isinstance(owner, functools.partial):
-        yield from (("", each, False) for each in (owner.func, *owner.args))
-        yield from ((name, each, False) for name, each in owner.keywords.items())
+        yield from (("", part, False) for part in (owner.func, *owner.args))
+        yield from ((name, part, False) for name, part in owner.keywords.items())
     elif isinstance(owner, nn.Module):
-        yield from ((name, each, False) for name, each in owner.named_parameters())
-        yield from ((name, each, True) for name, each in owner.named_buffers())
+        yield from ((name, part, False) for name, part in owner.named_parameters())
+        yield from ((name, part, True) for name, part in owner.named_buffers())
         for path, module in owner.named_modules():
             hidden = vars(nn.Module()).keys()
             prefix = f"{path}." if path else ""
-            yield from ((prefix + name, each, False) for name, each in vars(module).items() if name not in hidden)
+            yield from ((prefix + name, part, False) for name, part in vars(module).items() if name not in hidden)
     elif hasattr(owner, "__self__"):  # a method
         yield "", owner.__self__, False
     elif hasattr(owner, "__code__"):
@@ -165,14 +169,14 @@ def _parts(owner: UserObject) -> Iterator[tuple[str, object, bool]]:
         yield from ((name, names[name], False) for name in code.co_names if name in names)
         defaults = owner.__defaults__ or ()
         arguments = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
-        yield from ((name, each, False) for name, each in zip(arguments, defaults, strict=True))
-        yield from ((name, each, False) for name, each in (owner.__kwdefaults__ or {}).items())
+        yield from ((name, part, False) for name, part in zip(arguments, defaults, strict=True))
+        yield from ((name, part, False) for name, part in (owner.__kwdefaults__ or {}).items())
     elif isinstance(owner, Mapping):
-        yield from ((str(name), each, False) for name, each in owner.items())
+        yield from ((str(name), part, False) for name, part in owner.items())
     elif isinstance(owner, list | tuple):
-        yield from ((str(number), each, False) for number, each in enumerate(owner))
+        yield from ((str(number), part, False) for number, part in enumerate(owner))
     elif type(owner).__module__ not in ("builtins", "torch") and hasattr(owner, "__dict__"):
-        yield from ((name, each, False) for name, each in vars(owner).items())
+        yield from ((name, part, False) for name, part in vars(owner).items())
 
 
 def _filled(cell: CellType) -> bool:

@@ -74,14 +74,14 @@ def try_out(step: LossStep, output: object, target: object) -> bool:
 def as_rank_0(ranks: int) -> Iterator[None]:
     """Makes this process rank 0 of `ranks` that do not exist: collectives return their own input."""
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-    before = {name: os.environ.get(name) for name in rank}
+    saved_values = {name: os.environ.get(name) for name in rank}
     os.environ.update(rank)
     torch.distributed.init_process_group("fake", store=fake_store(), rank=0, world_size=ranks)
     try:
         yield
     finally:
         torch.distributed.destroy_process_group()
-        for name, value in before.items():
+        for name, value in saved_values.items():
             os.environ.pop(name)
             if value is not None:
                 os.environ[name] = value
@@ -92,9 +92,9 @@ def mixes_samples(step: LossStep, output: Structure, target: Structure) -> bool:
     its first sample and of the rest. False where samples cannot be told apart, or the loss talks to other ranks. Called
     as `try_out` is.
     """
-    found = tensors((output, target))
-    samples = found[0].shape[0] if found and found[0].dim() else 0
-    if samples < 2 or any(each.dim() == 0 or each.shape[0] != samples for each in found):
+    all_tensors = tensors((output, target))
+    samples = all_tensors[0].shape[0] if all_tensors and all_tensors[0].dim() else 0
+    if samples < 2 or any(tensor.dim() == 0 or tensor.shape[0] != samples for tensor in all_tensors):
         return False
     talks: list[bool] = []
 
@@ -103,7 +103,7 @@ def mixes_samples(step: LossStep, output: Structure, target: Structure) -> bool:
         return func(*args, **kwargs)
 
     def losses(rows: slice) -> tuple[Tensor, Tensor]:
-        part = map_tensors(lambda each: each[rows], (output, target))
+        part = map_tensors(lambda tensor: tensor[rows], (output, target))
         if step.counts == "own":
             total, number = OwnSum(step).count_losses(*part)[:2]
         else:
@@ -111,25 +111,25 @@ def mixes_samples(step: LossStep, output: Structure, target: Structure) -> bool:
         return total.double(), torch.as_tensor(number).double()
 
     with OperationMode(watch), torch.no_grad():
-        whole, *pieces = (losses(rows) for rows in (slice(None), slice(1), slice(1, None)))
+        joint, *pieces = (losses(rows) for rows in (slice(None), slice(1), slice(1, None)))
     if talks:
         return False
-    pairs = zip(whole, *pieces, strict=True)
+    pairs = zip(joint, *pieces, strict=True)
     return not all(torch.allclose(all, one + rest, rtol=1e-3, atol=1e-4, equal_nan=True) for all, one, rest in pairs)
 
 
 def loss_sum(step: LossStep) -> LossSum:
     """Returns the function (output, target) -> scalar tensor that sums the losses; differentiable in the output."""
-    here = mark_errors(step.line)
+    mark = mark_errors(step.line)
     if step.together:
-        with here:
+        with mark:
             return WholeSum(step)
-    with here:
-        made = _unmarked(step)
+    with mark:
+        loss = _unmarked(step)
     if step.compiled:
-        assert not isinstance(made, OwnSum)
-        made = torch.compile(made)
-    return made if isinstance(made, OwnSum) else here(made)  # which marks its errors itself
+        assert not isinstance(loss, OwnSum)
+        loss = torch.compile(loss)
+    return loss if isinstance(loss, OwnSum) else mark(loss)  # which marks its errors itself
 
 
 def _unmarked(step: LossStep) -> LossSum:
@@ -159,13 +159,13 @@ def classes_last(step: LossStep, output: Tensor, target: Tensor) -> tuple[Tensor
 
 def _classes_first(step: LossStep, output: Tensor, target: Tensor) -> bool:
     """True if the classes are the dim after the samples, and not the last. Raises LossError for other scores."""
-    first = step.arguments.get("classes") == "first"
-    if target.shape != (output.shape[:1] + output.shape[2:] if first else output.shape[:-1]):
+    comes_first = step.arguments.get("classes") == "first"
+    if target.shape != (output.shape[:1] + output.shape[2:] if comes_first else output.shape[:-1]):
         raise LossError(
             f"an output of shape {tuple(output.shape)} is not a set of scores for targets of shape "
-            f"{tuple(target.shape)}: the classes come {'first' if first else 'last'}"
+            f"{tuple(target.shape)}: the classes come {'first' if comes_first else 'last'}"
         )
-    return first
+    return comes_first
 
 
 def wide_tensors(output: object) -> object:
@@ -202,8 +202,8 @@ def _elementwise(step: LossStep, function: Callable[..., Tensor]) -> LossSum:
     def total(output: Tensor, target: Tensor) -> Tensor:
         output = wide(output)
         summed = function(output, match_target(output, target), reduction="sum")
-        own = output[0].numel() if len(output) else 1
-        return summed / own if own != 1 else summed
+        numbers = output[0].numel() if len(output) else 1
+        return summed / numbers if numbers != 1 else summed
 
     return total
 
@@ -219,11 +219,11 @@ def _python(step: LossStep) -> LossSum:
         losses = function(output, target)
         expected = target.shape[0] if step.counts == "samples" else target.numel()
         if not isinstance(losses, Tensor) or losses.numel() != expected:
-            found = f"{losses.numel()}" if isinstance(losses, Tensor) else f"a {type(losses).__name__}"
+            shape_text = f"{losses.numel()}" if isinstance(losses, Tensor) else f"a {type(losses).__name__}"
             raise LossError(
                 f"{step.line or named.line}: `{named.function}` has to give one loss for each {what} ({expected}), "
-                f"and it gave {found}",
-                remedy=of_one_number(named.function) if found == "1" else "",
+                f"and it gave {shape_text}",
+                remedy=of_one_number(named.function) if shape_text == "1" else "",
             )
         if ignore is not None:
             losses = losses.reshape(-1).masked_fill(target.reshape(-1).eq(ignore), 0)

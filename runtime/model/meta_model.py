@@ -57,9 +57,9 @@ class Blank:
     @torch.no_grad()
     def fill(self, place: Callable[[Tensor, Tensor], Tensor], device: torch.device | str) -> None:
         """Puts `place(value, the tensor there)` at the place of each tensor of the model."""
-        left = dict(self.spots)
+        unfilled = dict(self.spots)
         for name, value in self.values(torch.device(device)):
-            spots = left.pop(name)
+            spots = unfilled.pop(name)
             owner, attribute = spots[0]
             old = getattr(owner, attribute)
             new = place(as_held(name, value).to(old.dtype), old)
@@ -67,7 +67,7 @@ class Blank:
                 new = nn.Parameter(new, requires_grad=old.requires_grad)
             for owner, attribute in spots:
                 setattr(owner, attribute, new)
-        assert not left, f"no initial values are known for these tensors: {', '.join(left)}"
+        assert not unfilled, f"no initial values are known for these tensors: {', '.join(unfilled)}"
 
     def values(self, device: torch.device) -> Iterator[tuple[str, Tensor]]:
         """Yields each tensor's name and value, the same on all ranks."""
@@ -92,8 +92,12 @@ class Blank:
             yield from self.numbers.items()
             return
         for name, (shape, dtype) in self.whole.items():
-            own = self.numbers.pop(name, None)
-            value = torch.empty(shape, dtype=dtype, device=device) if own is None else own.to(device).contiguous()
+            numbers_of_name = self.numbers.pop(name, None)
+            value = (
+                torch.empty(shape, dtype=dtype, device=device)
+                if numbers_of_name is None
+                else numbers_of_name.to(device).contiguous()
+            )
             dist.broadcast(value, 0)
             if name in self.spots:
                 yield name, value
@@ -103,16 +107,18 @@ class Blank:
         for name, spots in self.spots.items():
             for owner, attribute in spots:
                 names[id(owner)][attribute] = name
-        done: set[str] = set()
+        reset_names: set[str] = set()
         for spots in list(self.spots.values()):
-            owner = next((each for each, _ in spots if callable(getattr(each, "reset_parameters", None))), spots[0][0])
-            own = names[id(owner)]
-            new = {attribute: name for attribute, name in own.items() if name not in done}
+            owner = next(
+                (module for module, _ in spots if callable(getattr(module, "reset_parameters", None))), spots[0][0]
+            )
+            path = names[id(owner)]
+            new = {attribute: name for attribute, name in path.items() if name not in reset_names}
             if not new:
                 continue
-            made = _by_reset(owner, own, self.step)
-            done.update(new.values())
-            yield from ((name, made[attribute]) for attribute, name in new.items())
+            reset_tensors = _by_reset(owner, path, self.step)
+            reset_names.update(new.values())
+            yield from ((name, reset_tensors[attribute]) for attribute, name in new.items())
 
 
 def blank(step: ModelStep) -> Blank:
@@ -123,20 +129,20 @@ def blank(step: ModelStep) -> Blank:
     if not step.reset and (not dist.is_initialized() or dist.get_rank() == 0):
         module = own_model(step)
         numbers = take_out(module)
-        made = _blank_of_module(step, module, numbers)
-        _facts_of_rank_0(made.whole)
-        return made
-    made = _blank_of_module(step, _on_meta(step), {})
+        module_on_meta = _blank_of_module(step, module, numbers)
+        _facts_of_rank_0(module_on_meta.whole)
+        return module_on_meta
+    module_on_meta = _blank_of_module(step, _on_meta(step), {})
     if step.reset:
-        _check_resets(step, made.module)
-        return made
-    facts = _facts_of_rank_0(made.whole)
-    if made.whole != facts:  # as of an orthogonal parametrization, which is another one on the meta device
+        _check_resets(step, module_on_meta.module)
+        return module_on_meta
+    facts = _facts_of_rank_0(module_on_meta.whole)
+    if module_on_meta.whole != facts:  # as of an orthogonal parametrization, which is another one on the meta device
         module = own_model(step)
         take_out(module)
-        made = _blank_of_module(step, module, {})
-        _agree(step, made.whole, facts)
-    return made
+        module_on_meta = _blank_of_module(step, module, {})
+        _agree(step, module_on_meta.whole, facts)
+    return module_on_meta
 
 
 def build_model(step: ModelStep, device: torch.device | str) -> nn.Module:
@@ -148,9 +154,9 @@ def build_model(step: ModelStep, device: torch.device | str) -> nn.Module:
         module = own_model(step).to(device)
         tie(module, step.ties)
     else:
-        made = blank(step)
-        made.fill(lambda value, _: value.to(device), device)
-        module = made.module
+        module_on_meta = blank(step)
+        module_on_meta.fill(lambda value, _: value.to(device), device)
+        module = module_on_meta.module
     if step.channels_last:
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return module
@@ -158,8 +164,8 @@ def build_model(step: ModelStep, device: torch.device | str) -> nn.Module:
 
 def _blank_of_module(step: ModelStep, module: nn.Module, numbers: dict[str, Tensor]) -> Blank:
     spots = spots_of(module)
-    whole = {name: _facts(getattr(*each[0])) for name, each in spots.items()}
-    return Blank(step=step, module=module, spots=spots, numbers=numbers, whole=whole)
+    full_facts = {name: _facts(getattr(*places[0])) for name, places in spots.items()}
+    return Blank(step=step, module=module, spots=spots, numbers=numbers, whole=full_facts)
 
 
 def spots_of(module: nn.Module) -> dict[str, list[Spot]]:
@@ -169,8 +175,8 @@ def spots_of(module: nn.Module) -> dict[str, list[Spot]]:
     for path, part in module.named_modules():
         for name, tensor in (*own_parameters(part).items(), *own_buffers(part).items()):
             if tensor is not None:
-                first = names.setdefault(id(tensor), f"{path}.{name}" if path else name)
-                spots.setdefault(first, []).append((part, name))
+                first_name = names.setdefault(id(tensor), f"{path}.{name}" if path else name)
+                spots.setdefault(first_name, []).append((part, name))
     return spots
 
 
@@ -207,8 +213,8 @@ def _on_meta(step: ModelStep) -> nn.Module:
 
 def _has_hidden_meta_tensors(module: nn.Module) -> bool:
     """True if a module keeps tensors on the meta device that are neither parameters nor buffers."""
-    own = {id(tensor) for tensor in (*own_parameters(module).values(), *own_buffers(module).values())}
-    return any(tensor.is_meta and id(tensor) not in own for _, tensor in attribute_tensors(module))
+    visible = {id(tensor) for tensor in (*own_parameters(module).values(), *own_buffers(module).values())}
+    return any(tensor.is_meta and id(tensor) not in visible for _, tensor in attribute_tensors(module))
 
 
 def _facts(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
@@ -218,18 +224,18 @@ def _facts(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype]:
 def _facts_of_rank_0(facts: Facts) -> Facts:
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return facts
-    told = [facts]
-    dist.broadcast_object_list(told, 0)
-    return dict(told[0])
+    broadcast = [facts]
+    dist.broadcast_object_list(broadcast, 0)
+    return dict(broadcast[0])
 
 
-def _agree(step: ModelStep, facts: Facts, wanted: Facts) -> None:
+def _agree(step: ModelStep, facts: Facts, facts_of_rank_0: Facts) -> None:
     """Raises ModelError if this rank has built another model than rank 0."""
-    for name in (*wanted, *facts):
-        if wanted.get(name) != facts.get(name):
+    for name in (*facts_of_rank_0, *facts):
+        if facts_of_rank_0.get(name) != facts.get(name):
             raise ModelError(
                 f"{job_line(step)}`{name}` is {_words(facts.get(name))} on rank {dist.get_rank()} and "
-                f"{_words(wanted.get(name))} on rank 0: the model has to be the same on every rank"
+                f"{_words(facts_of_rank_0.get(name))} on rank 0: the model has to be the same on every rank"
             )
 
 
@@ -246,8 +252,10 @@ def job_line(step: ModelStep) -> str:
 def _check_resets(step: ModelStep, module: nn.Module) -> None:
     """Raises ModelError for a module that `reset_parameters` could not initialize alone."""
     for name, part in module.named_modules():
-        own = any(tensor is not None for tensor in (*own_parameters(part).values(), *own_buffers(part).values()))
-        if own and not callable(getattr(part, "reset_parameters", None)):
+        has_tensors = any(
+            tensor is not None for tensor in (*own_parameters(part).values(), *own_buffers(part).values())
+        )
+        if has_tensors and not callable(getattr(part, "reset_parameters", None)):
             kind = type(part).__name__
             raise ModelError(
                 f"{job_line(step)}the module `{name or kind}` ({kind}) has no `reset_parameters`, which would give its "
@@ -259,20 +267,20 @@ def _by_reset(module: nn.Module, names: dict[str, str], step: ModelStep) -> dict
     """Returns the module's own tensors as `reset_parameters` makes them, on the CPU; leaves the module as it was."""
     name = next(iter(names.values())).rpartition(".")[0]
     reset: Callable[[], None] = module.reset_parameters  # type: ignore[assignment]
-    own = (*own_parameters(module).items(), *own_buffers(module).items())
-    kept = {attribute: tensor for attribute, tensor in own if tensor is not None}  # all: drawn in one stream
-    for attribute, old in kept.items():
+    named = (*own_parameters(module).items(), *own_buffers(module).items())
+    originals = {attribute: tensor for attribute, tensor in named if tensor is not None}  # all: drawn in one stream
+    for attribute, old in originals.items():
         empty = _unset(old)
         setattr(module, attribute, nn.Parameter(empty) if isinstance(old, nn.Parameter) else empty)
     with under_seed(seed_of(step.seed, name)):
         reset()
-    made = {attribute: getattr(module, attribute).detach() for attribute in names}
-    for attribute, old in kept.items():
+    fresh = {attribute: getattr(module, attribute).detach() for attribute in names}
+    for attribute, old in originals.items():
         setattr(module, attribute, old)
     for attribute in names:
-        if _is_unset(made[attribute]):
+        if _is_unset(fresh[attribute]):
             raise ModelError(f"{job_line(step)}`reset_parameters` of `{name}` leaves `{attribute}` without a value")
-    return made
+    return fresh
 
 
 def _unset(old: Tensor) -> Tensor:
@@ -284,9 +292,9 @@ def _unset(old: Tensor) -> Tensor:
     return torch.full(tuple(old.shape), torch.iinfo(old.dtype).min, dtype=old.dtype)
 
 
-def _is_unset(made: Tensor) -> bool:
-    if made.dtype.is_floating_point:
-        return bool(made.isnan().any())
-    if made.dtype in (torch.bool, torch.uint8) or made.dtype.is_complex:
+def _is_unset(tensor: Tensor) -> bool:
+    if tensor.dtype.is_floating_point:
+        return bool(tensor.isnan().any())
+    if tensor.dtype in (torch.bool, torch.uint8) or tensor.dtype.is_complex:
         return False
-    return bool(made.eq(torch.iinfo(made.dtype).min).any())
+    return bool(tensor.eq(torch.iinfo(tensor.dtype).min).any())

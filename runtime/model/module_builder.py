@@ -97,17 +97,17 @@ def own_model(step: ModelStep) -> nn.Module:
         from dslc.runtime.model.transformers_model import build_transformers
 
         with mark_errors(step.transformers.line), under_seed(step.seed):
-            made = build_transformers(step.transformers)
-        return _adapted(made, step)
+            user_module = build_transformers(step.transformers)
+        return _adapted(user_module, step)
     assert step.python is not None
     with mark_errors(step.python.line):
         function = load_function(step.python)
         with under_seed(step.seed):
             module = function()
     if not isinstance(module, nn.Module):
-        where = f"{step.python.line}: " if step.python.line else ""
+        line_text = f"{step.python.line}: " if step.python.line else ""
         raise ModelError(
-            f"{where}`{step.python.function}` must return a torch.nn.Module, and returned "
+            f"{line_text}`{step.python.function}` must return a torch.nn.Module, and returned "
             f"{_article(type(module).__name__)}"
         )
     make_contiguous(module, dense=True)
@@ -121,8 +121,8 @@ def make_contiguous(module: nn.Module, *, dense: bool = False) -> None:
     """
     for tensor in (*module.parameters(), *module.buffers()):
         if not tensor.is_contiguous():
-            alike = torch.empty_like(tensor, memory_format=torch.preserve_format)
-            if not dense or alike.stride() != tensor.stride():
+            copy_format = torch.empty_like(tensor, memory_format=torch.preserve_format)
+            if not dense or copy_format.stride() != tensor.stride():
                 tensor.data = tensor.detach().clone(memory_format=torch.contiguous_format)
 
 

@@ -164,8 +164,8 @@ class PositionalEmbedding(nn.Module):
         # The whole weight if it fits: a slice would cost a zero-filled gradient.
         if length == self.weight.shape[0]:
             return x + self.weight
-        first = self.piece * length
-        return x + self.weight[first : first + length]
+        first_position = self.piece * length
+        return x + self.weight[first_position : first_position + length]
 
 
 class PatchEmbedding(nn.Module):

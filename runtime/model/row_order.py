@@ -36,31 +36,31 @@ def begin(step: TensorParallelStep | None) -> None:
 
 def _segments(parts: tuple[int, ...], ranks: int) -> Iterator[slice]:
     for rank in range(ranks):
-        first = 0
+        start = 0
         for size in parts:
             piece = size // ranks
-            yield slice(first + rank * piece, first + (rank + 1) * piece)
-            first += size
+            yield slice(start + rank * piece, start + (rank + 1) * piece)
+            start += size
 
 
 def is_permuted(name: str) -> bool:
     return name in _SEGMENTS
 
 
-def as_held(name: str, whole: Tensor) -> Tensor:
+def as_held(name: str, unsharded: Tensor) -> Tensor:
     """Returns a whole tensor with its rows in the order in which the ranks hold them."""
     segments = _SEGMENTS.get(name)
-    return whole if segments is None else torch.cat([whole[rows] for rows in segments])
+    return unsharded if segments is None else torch.cat([unsharded[rows] for rows in segments])
 
 
-def as_named(name: str, held: Tensor) -> Tensor:
+def as_named(name: str, sharded: Tensor) -> Tensor:
     """Returns a whole tensor with its rows in their own order, from the order in which the ranks hold them."""
     if name not in _SEGMENTS:
-        return held
-    whole = torch.empty_like(held)
-    for own, rows in rows_of_part(name, slice(0, len(held))):
-        whole[rows] = held[own]
-    return whole
+        return sharded
+    unsharded = torch.empty_like(sharded)
+    for own_rows, rows in rows_of_part(name, slice(0, len(sharded))):
+        unsharded[rows] = sharded[own_rows]
+    return unsharded
 
 
 def rows_of_part(name: str, part: slice) -> Iterator[Rows]:

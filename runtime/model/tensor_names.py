@@ -18,22 +18,22 @@ def seed_of(seed: int, name: str) -> int:
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Returns parameters and persistent buffers by name, each tensor once, in the model's order."""
-    kept = model.state_dict(keep_vars=True)
-    found: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in kept.items():
-        if isinstance(tensor, Tensor) and id(tensor) not in seen:
-            seen.add(id(tensor))
-            found[name] = tensor
-    return found
+    saved = model.state_dict(keep_vars=True)
+    by_name: dict[str, Tensor] = {}
+    visited: set[int] = set()
+    for name, tensor in saved.items():
+        if isinstance(tensor, Tensor) and id(tensor) not in visited:
+            visited.add(id(tensor))
+            by_name[name] = tensor
+    return by_name
 
 
 def parameter_names(model: nn.Module) -> ParameterNames:
     """Returns the names of the parameters of a model; a tied parameter has several."""
-    first: dict[int, str] = {}
+    first_name: dict[int, str] = {}
     names, ties = [], []
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.append(name)
-        if first.setdefault(id(parameter), name) != name:
-            ties.append((name, first[id(parameter)]))
+        if first_name.setdefault(id(parameter), name) != name:
+            ties.append((name, first_name[id(parameter)]))
     return ParameterNames(names, ties)

@@ -124,13 +124,13 @@ def save_configuration(step: TransformersStep, folder: str) -> dict[str, tuple[i
 
     Raises TransformersError and OSError.
     """
-    written = _file(step) or {}
+    configuration = _file(step) or {}
     with torch.device("meta"):
         model: Any = build_transformers(step)
     config = model.config
     config.architectures = [type(model).__name__]
     config.dtype = torch.float32
-    config.use_cache = {**written, **step.arguments}.get("use_cache", True)  # which a training does without
+    config.use_cache = {**configuration, **step.arguments}.get("use_cache", True)  # which a training does without
     with quiet():
         config.save_pretrained(folder)
     here = os.path.join(step.folder, os.path.expanduser(step.name))
@@ -176,12 +176,12 @@ def treat_as_known(numbers: Callable[[Tensor], bool]) -> Iterator[None]:
     """Has the library treat traced tensors whose `numbers` are known as ordinary ones, as for masks it can omit."""
     from transformers.utils import import_utils
 
-    found = import_utils.is_fake_tensor
-    import_utils.is_fake_tensor = lambda x: found(x) and not numbers(x)
+    original = import_utils.is_fake_tensor
+    import_utils.is_fake_tensor = lambda x: original(x) and not numbers(x)
     try:
         yield
     finally:
-        import_utils.is_fake_tensor = found
+        import_utils.is_fake_tensor = original
 
 
 def _plain(model: Any, pad: int | None) -> None:
@@ -191,16 +191,16 @@ def _plain(model: Any, pad: int | None) -> None:
     if pad is not None and "attention_mask" not in inspect.signature(forward).parameters:
         raise TransformersError(f"`{kind.__name__}` takes no attention mask, which `data.pad` asks for")
 
-    def logits(self: nn.Module, input: Tensor, **beside: Tensor) -> Tensor:
+    def logits(self: nn.Module, input: Tensor, **keywords: Tensor) -> Tensor:
         mask = {} if pad is None else {"attention_mask": (input != pad).long()}
-        scores: Tensor = forward(self, **{name: input}, **mask, **beside).logits
+        scores: Tensor = forward(self, **{name: input}, **mask, **keywords).logits
         return scores
 
     def with_positions(self: nn.Module, input: Tensor, position_ids: Tensor | None = None) -> Tensor:
         return logits(self, input) if position_ids is None else logits(self, input, position_ids=position_ids)
 
-    made = with_positions if "position_ids" in inspect.signature(forward).parameters else logits
-    model.__class__ = type(kind.__name__, (kind,), {"forward": made, "__module__": kind.__module__})
+    wrapped = with_positions if "position_ids" in inspect.signature(forward).parameters else logits
+    model.__class__ = type(kind.__name__, (kind,), {"forward": wrapped, "__module__": kind.__module__})
 
 
 # ------------------------------------------------------------------------------------------------- configuration
@@ -211,18 +211,22 @@ def _config(step: TransformersStep) -> tuple[Any, str]:
     let_torchvision_load()
     from transformers import CONFIG_MAPPING
 
-    written = _file(step)
-    if written is None and step.name not in CONFIG_MAPPING:
-        near = difflib.get_close_matches(step.name.lower(), list(CONFIG_MAPPING), 1)
-        hint = f"did you mean `{near[0]}`?" if near else "it is a folder with a `config.json`, such a file, or a type"
+    configuration = _file(step)
+    if configuration is None and step.name not in CONFIG_MAPPING:
+        suggestions = difflib.get_close_matches(step.name.lower(), list(CONFIG_MAPPING), 1)
+        hint = (
+            f"did you mean `{suggestions[0]}`?"
+            if suggestions
+            else "it is a folder with a `config.json`, such a file, or a type"
+        )
         raise TransformersError(f"there is no `{step.name}`, neither a file nor a type of transformers; {hint}")
-    written = written or {}
-    model_type = written.get("model_type", step.name)
+    configuration = configuration or {}
+    model_type = configuration.get("model_type", step.name)
     if model_type not in CONFIG_MAPPING:
         raise TransformersError(f"the installed transformers knows no model type `{model_type}`")
     kind = CONFIG_MAPPING[model_type]
     alias = dict(kind.attribute_map)
-    values = {alias.get(name, name): value for name, value in written.items() if name not in _OF_THE_FILE}
+    values = {alias.get(name, name): value for name, value in configuration.items() if name not in _OF_THE_FILE}
     arguments = {alias.get(n, n): list(v) if isinstance(v, tuple) else v for n, v in step.arguments.items()}
     if step.kind.endswith("classification") and step.labels and not {"num_labels", "id2label"} & values.keys():
         values["num_labels"] = step.labels
@@ -249,12 +253,14 @@ def _config(step: TransformersStep) -> tuple[Any, str]:
 
 
 def _check_names(config: Any, step: TransformersStep) -> None:
-    known = {*config.to_dict(), *config.attribute_map, "num_labels", "attn_implementation"}
+    allowed = {*config.to_dict(), *config.attribute_map, "num_labels", "attn_implementation"}
     for name in step.arguments:
-        if name not in known:
-            near = difflib.get_close_matches(name, [k for k in known if not k.startswith("_")], 1)
-            meant = f"; did you mean `{near[0]}`?" if near else ""
-            raise TransformersError(f"the configuration of `{config.model_type}` has no `{name}`{meant}", name)
+        if name not in allowed:
+            suggestions = difflib.get_close_matches(name, [k for k in allowed if not k.startswith("_")], 1)
+            suggestion_text = f"; did you mean `{suggestions[0]}`?" if suggestions else ""
+            raise TransformersError(
+                f"the configuration of `{config.model_type}` has no `{name}`{suggestion_text}", name
+            )
 
 
 def _file(step: TransformersStep) -> dict[str, Any] | None:
@@ -265,15 +271,15 @@ def _file(step: TransformersStep) -> dict[str, Any] | None:
     elif not (path.endswith(".json") or os.sep in step.name or "/" in step.name):
         return None
     try:
-        read = read_json(path, _CONFIGURATION_LIMIT)
+        content = read_json(path, _CONFIGURATION_LIMIT)
     except FileNotFoundError:
         fetch = f"hf download {step.name} config.json --local-dir {os.path.basename(step.name)}"
         raise TransformersError(f"there is no {path}; nothing is fetched: `{fetch}` does it") from None
     except (OSError, ValueError) as error:
         raise TransformersError(f"{path} cannot be read as JSON: {_line(error)}") from error
-    if not isinstance(read, dict) or "model_type" not in read:
+    if not isinstance(content, dict) or "model_type" not in content:
         raise TransformersError(f"{path} has no `model_type`, so it is not a configuration of transformers")
-    return read
+    return content
 
 
 def _line(error: BaseException) -> str:
@@ -284,9 +290,9 @@ def _line(error: BaseException) -> str:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Silences messages below the level of an error from a library and those it loads."""
-    before = logging.root.manager.disable
+    level_before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
         yield
     finally:
-        logging.disable(before)
+        logging.disable(level_before)

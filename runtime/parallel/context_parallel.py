@@ -177,7 +177,7 @@ def attend(
         keys, values = keys[:, :, : first + own], values[:, :, : first + own]
     else:
         first = 0
-    return llama_modules.attend(query, keys, values, is_causal=is_causal, window=window, first=first)
+    return llama_modules.attend(query, keys, values, is_causal=is_causal, window=window, first_position=first)
 
 
 def piece_of(job: JobProgram) -> Callable[[object], object]:

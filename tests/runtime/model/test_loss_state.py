@@ -43,13 +43,13 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 def test_state_is_found_by_name(name: str, names: list[str], moves: bool) -> None:
     for loss in (getattr(losses, name), partial(getattr(losses, name))):
         with pytest.raises(LossStateError) as error:
-            try_state(loss, name, *batch(), again=True)
+            try_state(loss, name, *batch(), is_repeated=True)
         assert list(error.value.names) == names and error.value.moves == moves
 
 
 @pytest.mark.parametrize("name", ["remembered", "perceived"])
 def test_what_no_later_loss_depends_on_is_no_state(name: str) -> None:
-    assert try_state(getattr(losses, name), name, *batch(), again=True).shape == (4,)
+    assert try_state(getattr(losses, name), name, *batch(), is_repeated=True).shape == (4,)
 
 
 @pytest.mark.parametrize(("counts", "together"), [("samples", 0), ("own", 0), ("samples", 1)])
