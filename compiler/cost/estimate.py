@@ -164,7 +164,7 @@ def _estimate(
     message = max(_message(times, cost) for cost in costs)
     if schedule:
         played = timeline(schedule, forward, backward, send=message)
-        if times.crowd > 1:
+        if times.crowd > 1 and played.total:
             # A rank that waits leaves its core to others, which are then faster than they were measured.
             faster = max(1 / times.crowd, fmean(arithmetic) / played.total)
             forward, backward, arithmetic = (

@@ -59,6 +59,8 @@ def test_a_step_is_the_sum_of_what_its_constants_say(tmp_path: Path, monkeypatch
     assert seconds(flop=1e-6) == pytest.approx(64 / HERE.cores * flops * 1e-6) and seconds(convolution=1.0) == 0
     assert seconds(update=1e-3) == pytest.approx(model.parameters * 1e-3)
     assert seconds("devices.cpus=1", flop=1e-6) == pytest.approx(64 / HERE.cores * flops * 1e-6), "on all cores"
+    crowded = (f"devices.cpus={2 * HERE.cores}", "parallelism.pipeline=2")
+    assert seconds(*crowded, step=0.5) == 1.0, "stages without any arithmetic, two processes to a core"
 
 
 @pytest.mark.parametrize(
