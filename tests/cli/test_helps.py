@@ -27,7 +27,6 @@ QUICK = (
     "stream_interleaved",
     "stream_of_fewer_shards",
     "stream_over_ranks",
-    "structures_in_a_list",
 )
 TRACED = [
     path if path.stem in QUICK else pytest.param(path, marks=pytest.mark.long)
