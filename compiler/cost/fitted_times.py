@@ -36,7 +36,7 @@ CORE = {
     "update": 2e-9,
     "step": 1e-3,
 }
-_PRIOR = 0.002  # how much a constant that is off by its own size counts, beside the error of a step as a share of it
+_PRIOR = 0.05  # how much a constant that is off by its own size counts, beside the error of a step as a share of it
 
 
 class FittedTimes:
