@@ -422,7 +422,7 @@ _COMMANDS = {
     ),
     "completion": (
         "print a script by which a shell completes commands, options and files",
-        'eval "$(dslc completion bash)"    # in ~/.bashrc',
+        "dslc completion bash > ~/.local/share/bash-completion/completions/dslc",
         _completion,
     ),
     "schema": (

@@ -139,9 +139,9 @@ def _optimizer(step: OptimizerStep, model: nn.Module) -> torch.optim.Optimizer:
 class _AdamFrozenLater(torch.optim.Optimizer):
     """Adam on one rank whose second moment no longer changes after `alone` updates (runtime/exchange/)."""
 
-    def __init__(self, groups: list[ParamGroup], *, lr: float, ungrouped: int, **arguments: Any) -> None:
+    def __init__(self, groups: list[ParamGroup], *, lr: float, alone: int, **arguments: Any) -> None:
         super().__init__(groups, {"lr": lr, **arguments})
-        self._alone = ungrouped
+        self._alone = alone
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
