@@ -107,7 +107,14 @@ def _check(made: argparse.ArgumentParser) -> None:
         help="print annotations of GitHub, a SARIF log or JUnit's XML, for CI (default: text)",
     )
     _trace_argument(made)
-    made.add_argument("--fix", action="store_true", help="make the changes that the helps name, and check again")
+    made.add_argument(
+        "--fix", action="store_true", help="correct spelling and syntax as the helps say, and check again"
+    )
+    made.add_argument(
+        "--unsafe-fixes",
+        action="store_true",
+        help="as --fix, and set other values that the helps name, such as another batch or width",
+    )
     made.add_argument("--resume", metavar="DIR", help="also check that the job can resume from the checkpoint in DIR")
     made.add_argument("--locked", action="store_true", help="also check that the plan is the one in the job's .lock")
 

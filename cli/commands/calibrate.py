@@ -41,7 +41,7 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import plural
-from dslc.jobs.calibrated_plans import Settings, further_plans, planned, settings_line
+from dslc.jobs.calibrated_plans import Settings, further_plans, settings_line, with_settings
 from dslc.jobs.check_job import show
 from dslc.jobs.prepare_run import LaunchContext, Ready, launch_quietly, prepare, show_failure
 from dslc.jobs.step_fits import (
@@ -112,7 +112,7 @@ def main(arguments: argparse.Namespace) -> int:
 def _prepare(loaded: LoadResult, settings: Settings, arguments: argparse.Namespace, report: Report) -> Ready | None:
     """Prepares the run of one plan of a job; returns None with the reasons in the report."""
     if loaded.job is not None and not loaded.report.errors:
-        loaded = replace(loaded, job=observed(planned(loaded.job, settings)))
+        loaded = replace(loaded, job=observed(with_settings(loaded.job, settings)))
     return prepare(loaded, report, around=LaunchContext(hosts=bool(arguments.rendezvous), environ=None))
 
 

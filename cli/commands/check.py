@@ -24,10 +24,10 @@ def main(arguments: argparse.Namespace) -> int:
     chosen = "json" if arguments.json else arguments.format
     status = GOOD
     for path in arguments.jobs:
-        if arguments.fix:
+        if arguments.fix or arguments.unsafe_fixes:
             from dslc.jobs.fix_job import fix_job
 
-            for line in fix_job(path, arguments.settings, trace=arguments.trace):
+            for line in fix_job(path, arguments.settings, trace=arguments.trace, unsafe=arguments.unsafe_fixes):
                 print(plain(line), file=sys.stderr)
         report, analysis, goes_on = check_with(path, arguments)
         reports[path] = list(report)
@@ -35,12 +35,22 @@ def main(arguments: argparse.Namespace) -> int:
             status = JOB_AT_FAULT
         if chosen == "text":
             show(report)
+            if arguments.fix and not arguments.unsafe_fixes:
+                _name_unsafe_fixes(report)
             if not report.errors and analysis:
                 so_far = describe_unchecked(analysis, trace=arguments.trace)
                 print(plain(f"{path} is good{so_far}: {_summary(analysis)}" + (f"; {goes_on}" if goes_on else "")))
     if chosen != "text":
         _write(chosen, reports)
     return status
+
+
+def _name_unsafe_fixes(report: Report) -> None:
+    from dslc.jobs.fix_job import count_unsafe_fixes
+
+    if count := count_unsafe_fixes(report):
+        verb = "has a fix" if count == 1 else "have fixes"
+        print(f"{plural(count, 'error')} {verb} by another value: --unsafe-fixes sets it", file=sys.stderr)
 
 
 def _write(chosen: str, reports: dict[str, list[Diagnostic]]) -> None:

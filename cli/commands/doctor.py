@@ -65,7 +65,7 @@ PROGRAMS = (
 
 
 @record
-class Finding(Record):
+class SystemItem(Record):
     """One thing that the machine has or lacks. `remedy` is a command, or says where it comes from."""
 
     section: Section
@@ -86,13 +86,13 @@ def main(arguments: argparse.Namespace) -> int:
     return WRONG_USAGE if torch.missing else GOOD
 
 
-def examine() -> Iterator[Finding]:
+def examine() -> Iterator[SystemItem]:
     """Yields all that is looked at, in the order in which it is shown."""
     yield from _machine()
     yield from _libraries()
     for program in PROGRAMS:
         path = next(filter(None, map(shutil.which, program.names)), "")
-        yield Finding(
+        yield SystemItem(
             section="programs",
             name=program.names[0],
             purpose=program.purpose,
@@ -102,7 +102,7 @@ def examine() -> Iterator[Finding]:
         )
 
 
-def _lines(findings: list[Finding]) -> Iterator[str]:
+def _lines(findings: list[SystemItem]) -> Iterator[str]:
     width = max(len(finding.name) for finding in findings)
     section = ""
     for finding in findings:
@@ -120,9 +120,9 @@ def _lines(findings: list[Finding]) -> Iterator[str]:
 # --------------------------------------------------------------------------------------------------------- machine
 
 
-def _machine() -> Iterator[Finding]:
-    def finding(name: str, found: str, *, missing: bool = False, remedy: str = "", purpose: str = "") -> Finding:
-        return Finding(section="machine", name=name, purpose=purpose, found=found, missing=missing, remedy=remedy)
+def _machine() -> Iterator[SystemItem]:
+    def finding(name: str, found: str, *, missing: bool = False, remedy: str = "", purpose: str = "") -> SystemItem:
+        return SystemItem(section="machine", name=name, purpose=purpose, found=found, missing=missing, remedy=remedy)
 
     yield finding("dslc", f"{__version__}, in {os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}")
     yield finding("Python", f"{platform.python_version()}, {sys.executable}")
@@ -171,7 +171,7 @@ def _names_in(folder: str) -> list[str]:
 _REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?\s*([^;]*?)\s*(?:;\s*extra == ['\"]([\w-]+)['\"])?")
 
 
-def _libraries() -> Iterator[Finding]:
+def _libraries() -> Iterator[SystemItem]:
     """Yields each library of an extra, with the version that is installed."""
     for requirement in metadata.requires("dslc") or ():
         match = _REQUIREMENT.fullmatch(requirement)
@@ -181,7 +181,7 @@ def _libraries() -> Iterator[Finding]:
         version = _version(name)
         fits = bool(version) and all(_is_within(version, bound) for bound in bounds.split(","))
         found = version if fits else f"{version}, and {bounds} is needed" if version else ""
-        yield Finding(
+        yield SystemItem(
             section="libraries",
             name=name,
             purpose=EXTRAS.get(extra, f"dslc[{extra}]"),

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 
 from dslc.compiler.ir.memory import KINDS
 from dslc.conversion.convert import convert
 from dslc.conversion.draft import Draft
 from dslc.conversion.job_text import job_text
-from dslc.conversion.report_text import github_annotations, head_line
+from dslc.conversion.report_text import head_line
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load_text
 from dslc.dsl.plain import plain
 from dslc.jobs.check_job import inspect, show
+from dslc.terminal.diagnostic_formats import github
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, CommandFailedError
 
 
@@ -44,8 +46,7 @@ def main(arguments: argparse.Namespace) -> int:
         if arguments.model and draft.tools and not draft.report.errors:
             print(plain(f"  {_describe_memory(draft, arguments.model)}"))
         if arguments.format == "github":
-            for line in github_annotations(draft.report):
-                print(plain(line))
+            sys.stdout.write(github({path: list(draft.report)}))
         else:
             show(draft.report)
         if draft.report.errors:

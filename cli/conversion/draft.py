@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from dslc.conversion.batch_size import BatchSize
-from dslc.conversion.key_table import Verdict
+from dslc.conversion.key_table import KeyVerdict
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.json_value import Json
 from dslc.dsl.language.units import number
@@ -14,7 +14,7 @@ from dslc.dsl.words import quoted
 
 
 @dataclass(frozen=True)
-class Setting:
+class ConvertedSetting:
     """The text of a value in the language, and the key or reason beside it as a comment."""
 
     text: str
@@ -43,8 +43,8 @@ class Draft:
 
     report: Report = field(default_factory=Report)
     tools: list[str] = field(default_factory=list)
-    verdicts: dict[str, list[Verdict]] = field(default_factory=dict)
-    settings: dict[str, Setting] = field(default_factory=dict)
+    verdicts: dict[str, list[KeyVerdict]] = field(default_factory=dict)
+    settings: dict[str, ConvertedSetting] = field(default_factory=dict)
     optimizer: CallDraft | None = None
     schedule: CallDraft | None = None
     batch: BatchSize = field(default_factory=BatchSize)
@@ -62,12 +62,12 @@ class Draft:
         return product
 
     def set(self, path: str, text: str, origin: str = "") -> None:
-        self.settings[path] = Setting(text, origin)
+        self.settings[path] = ConvertedSetting(text, origin)
 
     def drop(self, path: str) -> None:
         self.settings.pop(path, None)
 
-    def verdicts_of(self, outcome: str) -> Iterable[tuple[str, Verdict]]:
+    def verdicts_of(self, outcome: str) -> Iterable[tuple[str, KeyVerdict]]:
         """Yields the file and the verdict of each key with this outcome."""
         for name, verdicts in self.verdicts.items():
             yield from ((name, verdict) for verdict in verdicts if verdict.outcome == outcome)

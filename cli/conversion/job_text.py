@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dslc.conversion.batch_size import RANKS
-from dslc.conversion.draft import CallDraft, Draft, Setting
+from dslc.conversion.draft import CallDraft, ConvertedSetting, Draft
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.registry import BLOCKS, fields
 from dslc.dsl.source import Source
@@ -42,7 +42,7 @@ def job_text(draft: Draft, title: str, *, base: str = "") -> str:
     return _formatted("\n".join(lines) + "\n")
 
 
-def _is_unstated(setting: Setting | None) -> bool:
+def _is_unstated(setting: ConvertedSetting | None) -> bool:
     return setting is not None and setting.origin.startswith(UNSTATED)
 
 
@@ -54,43 +54,43 @@ def _comment(origin: str) -> str:
     return f"  # {' '.join(origin.split())}" if origin else ""
 
 
-def _completed(draft: Draft) -> dict[str, Setting]:
+def _completed(draft: Draft) -> dict[str, ConvertedSetting]:
     """Returns all settings, with placeholders for what a job must have."""
     settings = dict(draft.settings)
-    settings.setdefault("model.network", Setting(NETWORK, "name your network"))
-    settings.setdefault("model.loss", Setting("cross_entropy()", "name your loss"))
-    settings.setdefault("data.source", Setting(SOURCE, "name your data"))
+    settings.setdefault("model.network", ConvertedSetting(NETWORK, "name your network"))
+    settings.setdefault("model.loss", ConvertedSetting("cross_entropy()", "name your loss"))
+    settings.setdefault("data.source", ConvertedSetting(SOURCE, "name your data"))
     batch = draft.batch.resolved()
     text = batch.batch_text
     if text:
-        settings["data.batch"] = Setting(text, "the global batch")
+        settings["data.batch"] = ConvertedSetting(text, "the global batch")
     else:
         least = (
             f"{batch.accumulation or 1} * {RANKS}"
             if batch.ranks is None
             else str(batch.ranks * (batch.accumulation or 1))
         )
-        settings["data.batch"] = Setting(least.removeprefix("1 * "), _unstated("the batch: name yours"))
+        settings["data.batch"] = ConvertedSetting(least.removeprefix("1 * "), _unstated("the batch: name yours"))
     if (text or batch.accumulation) and (microbatches := batch.microbatches_text):
-        settings["parallelism.microbatches"] = Setting(microbatches, "accumulation")
+        settings["parallelism.microbatches"] = ConvertedSetting(microbatches, "accumulation")
     elif batch.accumulation == 1 and "pipeline" in draft.axes:
-        settings["parallelism.microbatches"] = Setting("1", "no accumulation")
+        settings["parallelism.microbatches"] = ConvertedSetting("1", "no accumulation")
     settings.update(_devices(draft, batch.ranks))
     optimizer = draft.optimizer or CallDraft("adamw")
-    origin = settings.get("train.optimizer", Setting("")).origin
+    origin = settings.get("train.optimizer", ConvertedSetting("")).origin
     if draft.optimizer is None:
         origin = _unstated("the optimizer")
     elif "lr" not in optimizer.arguments:
         origin = origin or "no file states the learning rate"
-    settings["train.optimizer"] = Setting(optimizer.text(), origin)
+    settings["train.optimizer"] = ConvertedSetting(optimizer.text(), origin)
     if draft.schedule is not None:
-        settings["train.lr_schedule"] = Setting(draft.schedule.text())
+        settings["train.lr_schedule"] = ConvertedSetting(draft.schedule.text())
     if "train.steps" not in settings and "train.epochs" not in settings:
-        settings["train.epochs"] = Setting("1", _unstated("the length"))
+        settings["train.epochs"] = ConvertedSetting("1", _unstated("the length"))
     return settings
 
 
-def _devices(draft: Draft, data_ranks: int | None) -> dict[str, Setting]:
+def _devices(draft: Draft, data_ranks: int | None) -> dict[str, ConvertedSetting]:
     kind = "cpus" if draft.wants_cpu else "gpus"
     if draft.devices is not None:
         nodes, processes = draft.devices
@@ -99,9 +99,9 @@ def _devices(draft: Draft, data_ranks: int | None) -> dict[str, Setting]:
         nodes, processes = (world // 8, 8) if world > 8 and world % 8 == 0 else (1, world)
     else:
         ranks = RANKS if draft.model_ranks == 1 else f"{RANKS} * {draft.model_ranks}"
-        return {f"devices.{kind}": Setting(ranks)}
-    count = {"devices.nodes": Setting(str(nodes))} if nodes > 1 else {}
-    return {**count, f"devices.{kind}": Setting(str(processes))}
+        return {f"devices.{kind}": ConvertedSetting(ranks)}
+    count = {"devices.nodes": ConvertedSetting(str(nodes))} if nodes > 1 else {}
+    return {**count, f"devices.{kind}": ConvertedSetting(str(processes))}
 
 
 def _formatted(text: str) -> str:

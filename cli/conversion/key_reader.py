@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from dslc.conversion.config_file import ConfigFile
 from dslc.conversion.draft import Draft
-from dslc.conversion.key_table import KeyTable, Verdict, is_off
+from dslc.conversion.key_table import KeyTable, KeyVerdict, is_off
 from dslc.dsl.diagnostics import Note
 from dslc.dsl.json_value import Json
 from dslc.dsl.language.suggest import did_you_mean
@@ -35,7 +35,7 @@ class KeyReader:
         self.tool, self.file, self.draft, self.table = tool, file, draft, table
         self._autos = autos or {}
         self._auto_help, self._script = auto_help, script
-        self._outcomes: dict[str, Verdict] = {}
+        self._outcomes: dict[str, KeyVerdict] = {}
         self._refused: set[str] = set()
         self.defaults: list[str] = []
         self._known: set[str] = {*table.implied, *table.named}
@@ -55,7 +55,7 @@ class KeyReader:
         if path in self._autos:
             return self._autos[path][0]
         if path not in self._outcomes:
-            self._record(Verdict(path, "named", f"`auto` is resolved elsewhere: {self._auto_help}"))
+            self._record(KeyVerdict(path, "named", f"`auto` is resolved elsewhere: {self._auto_help}"))
         return None
 
     def number(self, path: str, *, least: float = 0) -> float | int | None:
@@ -130,7 +130,7 @@ class KeyReader:
             if path not in self._autos:
                 return
             text = f"{text}, from {self._autos[path][1]}"
-        self._record(Verdict(path, "carried", text))
+        self._record(KeyVerdict(path, "carried", text))
 
     def put(self, path: str, setting: str, text: str) -> None:
         """Sets a field of the job, and records that it states the key."""
@@ -147,12 +147,12 @@ class KeyReader:
         value = self.file.value(path)
         if value is None or path in self._refused or (is_auto(value) and path not in self._autos and not auto):
             return
-        self._record(Verdict(path, "implied", reason))
+        self._record(KeyVerdict(path, "implied", reason))
 
     def name(self, path: str, reason: str) -> None:
         """Records why no setting of a job states the key."""
         if self.file.value(path) is not None and path not in self._refused:
-            self._record(Verdict(path, "named", reason))
+            self._record(KeyVerdict(path, "named", reason))
 
     def contradict(self, path: str, message: str, help: str, *, other: str = "") -> None:
         """Reports settings that contradict each other, at the first key and with the place of the other one."""
@@ -183,7 +183,7 @@ class KeyReader:
         for key, value in self.file.values():
             verdict = self._outcomes.get(key) or self._above(key) or self.table.verdict(key, value)
             if verdict is None and (value is None or (isinstance(value, dict) and not value)):
-                verdict = Verdict(key, "implied", "it states nothing")
+                verdict = KeyVerdict(key, "implied", "it states nothing")
             verdicts.append(verdict or self._drop(key, refuses(key)))
         for section, reason in self.table.removed.items():
             if not is_off(self.file.value(section)):
@@ -192,41 +192,41 @@ class KeyReader:
                 )
         self.draft.verdicts.setdefault(self.file.name, []).extend(verdicts)
 
-    def _above(self, key: str) -> Verdict | None:
+    def _above(self, key: str) -> KeyVerdict | None:
         """Returns the outcome of a section that was taken as a whole."""
         path = key.rpartition(".")[0]
         while path:
             if path in self._outcomes:
-                return Verdict(key, self._outcomes[path].outcome, self._outcomes[path].text)
+                return KeyVerdict(key, self._outcomes[path].outcome, self._outcomes[path].text)
             path = path.rpartition(".")[0]
         return None
 
-    def _drop(self, key: str, refused: bool) -> Verdict:
+    def _drop(self, key: str, refused: bool) -> KeyVerdict:
         """Reports a key that the tool does not use, and returns its outcome."""
         if key in self._known:
-            return Verdict(key, "named", "another key of the file decides it")
+            return KeyVerdict(key, "named", "another key of the file decides it")
         section, does = key, "refuses" if refused else "ignores"
         while section and section not in self.table.ignored:
             section = section.rpartition(".")[0]
         meant = did_you_mean(key, self._known)
         if self._script and not section and not meant:
-            return Verdict(key, "named", self._script)
+            return KeyVerdict(key, "named", self._script)
         if section:
             reason, help = f"{self.tool} {does} it: {self.table.ignored[section]}", "remove the key"
         else:
             reason = f"{self.tool} has no such key, and {does} it"
             help = meant or "remove the key, or look up its name"
         self.warn_ignored(key, f"`{key}`: {reason}", help)
-        return Verdict(key, "named", reason)
+        return KeyVerdict(key, "named", reason)
 
     def _refuse(self, path: str, wanted: str) -> None:
         if path in self._refused:
             return
         self._refused.add(path)
-        self._record(Verdict(path, "named", f"its value is not {wanted}"))
+        self._record(KeyVerdict(path, "named", f"its value is not {wanted}"))
         self.draft.report.add("E1103", f"`{path}` takes {wanted}", self.file.place(path), help=f"write {wanted}")
 
-    def _record(self, verdict: Verdict) -> None:
+    def _record(self, verdict: KeyVerdict) -> None:
         self._outcomes[verdict.key] = verdict
 
 

@@ -13,7 +13,7 @@ Outcome = Literal["carried", "implied", "named"]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class KeyVerdict:
     """The outcome for one key of a file. `text` is the setting that carries it, or the reason."""
 
     key: str
@@ -34,16 +34,16 @@ class KeyTable:
     ignored: Mapping[str, str]
     removed: Mapping[str, str]
 
-    def verdict(self, key: str, value: object) -> Verdict | None:
+    def verdict(self, key: str, value: object) -> KeyVerdict | None:
         """Returns the outcome of a key, by itself or the nearest section above it; None for an unknown key."""
         path = key
         while path:
             if path in self.implied:
-                return Verdict(key, "implied", self.implied[path])
+                return KeyVerdict(key, "implied", self.implied[path])
             if path in self.named:
                 if is_off(value):
-                    return Verdict(key, "implied", "it is off, and a job has nothing to switch on")
-                return Verdict(key, "named", self.named[path])
+                    return KeyVerdict(key, "implied", "it is off, and a job has nothing to switch on")
+                return KeyVerdict(key, "named", self.named[path])
             path = path.rpartition(".")[0]
         return None
 

@@ -35,7 +35,7 @@ def further_plans(job: JobSpec, world_size: int) -> Iterator[tuple[Settings, ...
     yield from (plan for plan in plans if plan[0].keys() <= set(searched))
 
 
-def planned(job: JobSpec, settings: Settings) -> JobSpec:
+def with_settings(job: JobSpec, settings: Settings) -> JobSpec:
     """Returns a job with these values, and defaults of the other fields that it leaves to the compiler."""
     return with_values(without_auto(job), settings)
 

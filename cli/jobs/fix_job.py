@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from dslc.dsl.bounds import MISTAKES
 from dslc.dsl.diagnostics import Diagnostic, Report
@@ -13,11 +13,14 @@ from dslc.jobs.check_job import check_one
 
 # Warnings that are fixed as errors are: what nothing uses is removed.
 NO_EFFECT = frozenset({"W0101", "W0103"})
+_FIRST_UNSAFE = "E02"  # codes below are of syntax, names and types: their fixes change no value that the job states
 
 
-def fix_job(path: str, settings: list[str], *, trace: bool) -> list[str]:
+def fix_job(path: str, settings: list[str], *, trace: bool, unsafe: bool = False) -> list[str]:
     """Makes each fix after which its diagnostic is gone, and returns a line for each. Fixes are tried in the order of
     the file, and the whole job is checked after each. The file is written once, at the end.
+
+    `unsafe` also makes fixes that set other values than the job states, such as its batch or the width of a layer.
     """
     raw = read_text(path, path, path, None, Report())
     if raw is None:
@@ -25,7 +28,7 @@ def fix_job(path: str, settings: list[str], *, trace: bool) -> list[str]:
     before = raw.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     text, lines = before, []
     for _ in range(MISTAKES.most):
-        change = next(_changes(path, text, settings, trace), None)
+        change = next(_changes(path, text, settings, trace, unsafe), None)
         if change is None:
             break
         text, line = change
@@ -36,12 +39,12 @@ def fix_job(path: str, settings: list[str], *, trace: bool) -> list[str]:
     return lines
 
 
-def _changes(path: str, text: str, settings: list[str], trace: bool) -> Iterator[tuple[str, str]]:
+def _changes(path: str, text: str, settings: list[str], trace: bool, unsafe: bool) -> Iterator[tuple[str, str]]:
     """Yields each text of the job with one more fix, and what the fix changes."""
     report, _ = check_one(path, settings, trace=trace, text=text)
     diagnostics = list(report)
     for diagnostic in diagnostics:
-        if diagnostic.severity != "error" and diagnostic.code not in NO_EFFECT:
+        if not (diagnostic.code in NO_EFFECT or (diagnostic.severity == "error" and (unsafe or _is_safe(diagnostic)))):
             continue
         for fix in diagnostic.fixes:
             made = apply_fix(text, path, fix)
@@ -49,6 +52,18 @@ def _changes(path: str, text: str, settings: list[str], trace: bool) -> Iterator
                 continue
             yield made, f"{diagnostic.span or path}: {fix.title} [{diagnostic.code}]"
             break
+
+
+def _is_safe(diagnostic: Diagnostic) -> bool:
+    return diagnostic.code < _FIRST_UNSAFE
+
+
+def count_unsafe_fixes(diagnostics: Iterable[Diagnostic]) -> int:
+    """Returns the number of errors that only an unsafe fix corrects."""
+    return sum(
+        diagnostic.severity == "error" and bool(diagnostic.fixes) and not _is_safe(diagnostic)
+        for diagnostic in diagnostics
+    )
 
 
 def _corrects(

@@ -1,9 +1,9 @@
 """The times of a plan's parts by constants that were fitted to whole steps of trainings on a machine.
 
-Model: a pass of a layer takes a time for each FLOP, another for those of convolutions, a time for each byte that it
-keeps for the backward pass, and one for each of its kernels, about one more than its parameters. A collective has a
-latency and a time for each byte, an update a time for each parameter, a step a time for itself. A process computes on
-its share of the cores, and takes as much longer as that is smaller.
+Model: a pass of a layer takes a time for each FLOP, with another constant for those of convolutions, and one for each
+byte that it keeps for the backward pass. Each of its kernels, about one more than its parameters, takes a time. A
+collective has a latency and a time for each byte, an update a time for each parameter, a step a time for itself. A
+process computes on its share of the cores, and takes as much longer as that is smaller.
 
 The constants of a fit are those of `RunFit`. A step is linear in them, but for the schedule of a pipeline.
 

@@ -321,7 +321,8 @@ def _axes(job: JobSpec, nodes: int, processes: int) -> Findings[dict[str, int] |
             advice = remedy(set_field("parallelism.data", fitting), ", or ", out)
     else:
         says = f"{plural(world, 'device')} cannot be shared out over {axes_text}"
-        advice = _devices_for(other_ranks * max(1, -(-world // other_ranks)), nodes, field)
+        more = _devices_for(other_ranks * max(1, -(-world // other_ranks)), nodes, field)
+        advice = remedy(f"axes whose product divides {world}; or ", more)
     yield Diagnostic(
         "E0401",
         says,

@@ -83,7 +83,7 @@ def read_tokens(source: Source) -> Lexed:
 
 def scope_tokens(tokens: list[Token], text: str) -> tuple[list[ScopedToken], Scope]:
     """Returns each token with its role and the scope before it, and the scope after the last."""
-    walk = _Walk(tokens, text)
+    walk = _ScopeWalk(tokens, text)
     return [walk.step(at) for at in range(len(tokens))], walk.scope
 
 
@@ -92,7 +92,7 @@ def argument_names(call: str) -> set[str]:
     return {f.word for calls in CALLS.values() if call in calls for f in fields(calls[call])}
 
 
-class _Walk:
+class _ScopeWalk:
     def __init__(self, tokens: list[Token], text: str) -> None:
         self.tokens, self.text = tokens, text
         self.scope = Scope()

@@ -60,7 +60,7 @@ def test_plans_predict_with_what_ranks_measured(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings",
     (
-        ("parallelism.tensor=2",),
+        pytest.param(("parallelism.tensor=2",), marks=pytest.mark.slow),
         pytest.param(("parallelism.context=2",), marks=pytest.mark.long),
         pytest.param(("memory.recompute=selective", "parallelism.gradients=fp16()"), marks=pytest.mark.long),
         pytest.param(("parallelism.pipeline=2", "parallelism.microbatches=4"), marks=pytest.mark.long),

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from helpers.job_texts import mlp_job_text
 from helpers.paths import ROOT
 
 PAGE = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
@@ -20,26 +21,7 @@ FILES = dict(re.findall(r'```\w+ title="([^"]+)"\n(.*?)```', PAGE, flags=re.S))
 PROMISES = re.findall(r"```\n(expect \{.*?)```", PAGE, flags=re.S)[0]
 BIN = Path(sys.executable).parent
 
-SMALL = """\
-model {
-  network = mlp(widths = [32])
-  loss    = cross_entropy()
-}
-
-data {
-  source = synthetic(samples = 960, shape = [8], classes = 4)
-  batch  = 64
-}
-
-devices {
-  cpus = 2
-}
-
-train {
-  epochs    = 2
-  optimizer = adam(lr = 0.01)
-}
-"""
+SMALL = mlp_job_text("32")
 NETWORK = "from torch import nn\n\n\ndef make():\n    return nn.Linear(8, 4)\n"
 
 pytestmark = pytest.mark.slow

@@ -53,6 +53,17 @@ def test_fixes_are_written_and_the_rest_is_reported(job: Path, capsys: pytest.Ca
     assert sorted(os.listdir()) == ["job.plt"]
 
 
+def test_values_that_the_job_states_are_changed_only_on_demand(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = (TESTS / "bad" / "base" / "digits.plt").read_text()
+    job.write_text(good.replace("cpus = 2", "cpus = 3") + "\nparallelism {\n  data = 2\n}\n")
+    before = job.read_text()
+    assert main(["check", "job.plt", "--fix"]) == 1
+    err = capsys.readouterr().err
+    assert "1 error has a fix by another value: --unsafe-fixes sets it" in err and job.read_text() == before
+    main(["check", "job.plt", "--unsafe-fixes"])
+    assert "[E0401]" in capsys.readouterr().err and job.read_text() != before
+
+
 def test_mistakes_of_syntax_are_fixed_too(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job.write_text(
         JOB.replace("data {", "data: {").replace("flatten(), liner", "flatten() liner").replace("= 1\n", "1\n")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.job_texts import mlp_job_text
 from helpers.paths import TESTS
 from hypothesis import assume, find, given, settings
 from hypothesis import strategies as st
@@ -28,28 +29,7 @@ from dslc.testing import (
     vary,
 )
 
-JOB = """\
-param width = 32
-
-model {
-  network = mlp(widths = [width])
-  loss    = cross_entropy()
-}
-
-data {
-  source = synthetic(samples = 960, shape = [8], classes = 4)
-  batch  = 64
-}
-
-devices {
-  cpus = 2
-}
-
-train {
-  epochs    = 2
-  optimizer = adam(lr = 0.01)
-}
-"""
+JOB = f"param width = 32\n\n{mlp_job_text('width')}"
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,10 @@ from helpers.paths import TESTS
 
 from dslc.conversion.convert import convert
 from dslc.conversion.job_text import job_text
-from dslc.conversion.report_text import github_annotations, head_line, key_lines
+from dslc.conversion.report_text import head_line, key_lines
 from dslc.dsl.show import render
 from dslc.jobs.check_job import check_one
+from dslc.terminal.diagnostic_formats import github
 
 CASES = sorted(path for path in (TESTS / "conversion" / "cases").iterdir() if path.is_dir())
 
@@ -37,9 +38,9 @@ def test_a_configuration_becomes_a_job(case: Path, monkeypatch: pytest.MonkeyPat
 
 def test_each_diagnostic_is_an_annotation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(TESTS / "conversion" / "cases" / "deepspeed_contradictions")
-    lines = github_annotations(convert(["ds_config.json"]).report)
+    lines = github({"ds_config.json": list(convert(["ds_config.json"]).report)}).splitlines()
     assert lines[0] == (
-        "::error file=ds_config.json,line=6,col=12,title=E1103::`fp16` and `bf16` are both enabled, and DeepSpeed "
-        "refuses it; enable one of them"
+        "::error file=ds_config.json,line=6,endLine=6,col=12,endColumn=21,title=dslc E1103::`fp16` and `bf16` are both "
+        "enabled, and DeepSpeed refuses it%0Ahelp: enable one of them"
     )
     assert len(lines) == 4

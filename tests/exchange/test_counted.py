@@ -45,7 +45,9 @@ def hosts() -> Iterator[list[str]]:
         yield names
 
 
-@pytest.mark.parametrize("setting", EXCHANGES)
+@pytest.mark.parametrize(
+    "setting", [pytest.param(each, marks=() if n % 3 == 0 else pytest.mark.slow) for n, each in enumerate(EXCHANGES)]
+)
 def test_the_interface_has_sent_what_the_plan_says(tmp_path: Path, hosts: list[str], setting: str) -> None:
     job, out = write_job_with_helper("counters.py", tmp_path, JOB), tmp_path / "run"
     words = ["run", str(job), "--out", str(out), "--rendezvous", "host1", "--set", setting]

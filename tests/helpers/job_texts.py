@@ -123,3 +123,13 @@ def job_text(**blocks: dict[str, object] | None) -> str:
         width = max(map(len, ordered))
         lines += [f"{name} {{", *(f"  {key:<{width}} = {entries[key]}" for key in ordered), "}"]
     return "\n".join(lines) + "\n"
+
+
+def mlp_job_text(widths: str) -> str:
+    """Returns a job that trains a small `mlp` on two processes for two epochs."""
+    return job_text(
+        model={"network": f"mlp(widths = [{widths}])", "loss": "cross_entropy()"},
+        data={"source": "synthetic(samples = 960, shape = [8], classes = 4)", "batch": 64},
+        devices={"cpus": 2},
+        train={"epochs": 2, "optimizer": "adam(lr = 0.01)"},
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dslc.conversion.config_file import ConfigFile
-from dslc.conversion.draft import Draft, Setting, value_text
+from dslc.conversion.draft import ConvertedSetting, Draft, value_text
 from dslc.conversion.key_reader import KeyReader
 from dslc.conversion.key_table import key_table
 
@@ -207,7 +207,7 @@ def _read_axes(reader: KeyReader) -> None:
     copies = reader.whole_number(f"{_AXES}dp_replicate_size")
     shards = reader.whole_number(f"{_AXES}dp_shard_size")
     if shards and shards > 1:
-        reader.draft.settings.setdefault("parallelism.zero", Setting("3", "dp_shard_size"))
+        reader.draft.settings.setdefault("parallelism.zero", ConvertedSetting("3", "dp_shard_size"))
     if copies and copies > 1 and shards and shards > 1:
         reader.put(f"{_AXES}dp_replicate_size", "parallelism.replicas", str(copies))
     else:

@@ -160,10 +160,10 @@ def _read_split(reader: KeyReader) -> None:
         else:
             reader.imply(key, f"`parallelism.{axis}` is 1 by default")
     copies = reader.whole_number("dp_replicate_size")
-    if copies and copies > 1:
-        reader.name("dp_replicate_size", "`parallelism.replicas` is the number of full copies")
+    if copies and copies > 1 and "parallelism.zero" in reader.draft.settings:
+        reader.put("dp_replicate_size", "parallelism.replicas", str(copies))
     else:
-        reader.imply("dp_replicate_size", "1 is the default")
+        reader.imply("dp_replicate_size", "data ranks without shards are copies")
     reader.carry("deepspeed", "the settings of that file")
 
 

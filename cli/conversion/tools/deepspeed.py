@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from dslc.conversion.config_file import ConfigFile
-from dslc.conversion.draft import CallDraft, Draft, Setting, quantity, value_text
+from dslc.conversion.draft import CallDraft, ConvertedSetting, Draft, quantity, value_text
 from dslc.conversion.key_reader import KeyReader, is_auto
 from dslc.conversion.key_table import key_table
 from dslc.dsl.json_value import Json
@@ -189,7 +189,7 @@ def _read_zero(reader: KeyReader) -> None:
 def _read_offload(reader: KeyReader, stage: int) -> None:
     """Reads `offload_optimizer`, `offload_param` and the older `cpu_offload`."""
     moved: list[str] = []
-    fp16 = reader.draft.settings.get("train.precision", Setting("")).text.startswith("fp16")
+    fp16 = reader.draft.settings.get("train.precision", ConvertedSetting("")).text.startswith("fp16")
     for key, part, least in (("offload_optimizer", "optimizer", 1), ("offload_param", "parameters", 3)):
         path = f"{_ZERO}.{key}.device"
         device, old = reader.text(path), f"{_ZERO}.{'cpu_offload' if part == 'optimizer' else 'cpu_offload_param'}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dslc.conversion.config_file import ConfigFile
-from dslc.conversion.draft import CallDraft, Draft, Setting, quantity, value_text
+from dslc.conversion.draft import CallDraft, ConvertedSetting, Draft, quantity, value_text
 from dslc.conversion.key_reader import KeyReader
 from dslc.conversion.key_table import key_table
 from dslc.conversion.tools.trainer_settings import set_token_source
@@ -233,6 +233,6 @@ def _read_times(reader: KeyReader) -> None:
         reader.carry(key, f"checkpoint.every = {interval} steps")
     keep = reader.whole_number("checkpoint.keep_latest_k", least=0)
     if keep:
-        reader.draft.settings["checkpoint.keep"] = Setting(str(keep), "checkpoint.keep_latest_k")
+        reader.draft.settings["checkpoint.keep"] = ConvertedSetting(str(keep), "checkpoint.keep_latest_k")
     reader.carry("checkpoint.keep_latest_k", f"checkpoint.keep = {keep}")
     reader.imply("checkpoint.folder", "checkpoints are in the run directory")
