@@ -125,7 +125,7 @@ def test_who_waited_for_a_place_leaves_as_the_training_ended(
     monkeypatch.setattr("threading.Event.wait", lambda _, seconds: waited.append(seconds))
 
     def over(_: object) -> None:
-        raise TrainingOverError(7, "coordinator", stopped=stopped)
+        raise TrainingOverError(7, "coordinator", was_stopped=stopped)
 
     monkeypatch.setattr(elastic, "meet", over)
     monkeypatch.setattr("signal.signal", lambda *_: None)
