@@ -103,7 +103,7 @@ class _TrainingRun:
         self._factor = schedule(job.learning_rate)
         again = board.attempt > 1
         self._checkpoints = Checkpoints(
-            job, place, parts, run_dir, hooks, again=again, tell=board.note, rate=self._rate_after
+            job, place, parts, run_dir, hooks, is_restart=again, notify=board.note, rate=self._rate_after
         )
         start = self._checkpoints.resume()
         if parts.exchange is not None:

@@ -80,7 +80,7 @@ def _export(analysis: Analysis, taken: SelectedWeights, output: str, arguments: 
     try:
         if output.endswith(_FILES):
             ties = {base_name(a): base_name(b) for a, b in ties.items()}
-            count = export(taken.path, ties, output, raw=raw, adapted=adapted)
+            count = export(taken.path, ties, output, raw=raw, adapter_weights=adapted)
         elif arguments.adapter:
             assert adapted is not None
             start = job.model.start.path if job.model.start else ""
@@ -90,7 +90,7 @@ def _export(analysis: Analysis, taken: SelectedWeights, output: str, arguments: 
         else:
             assert step is not None
             most = arguments.max_shard_size or SHARD
-            count = export_folder(taken.path, step, output, most, raw=raw, adapted=adapted)
+            count = export_folder(taken.path, step, output, most, raw=raw, adapter_weights=adapted)
     except (CheckpointError, ModelError, OSError, ImportError) as error:
         _show_error(error)
         return TRAINING_FAILED
