@@ -37,30 +37,30 @@ def plan_of(arguments: argparse.Namespace) -> tuple[PlanView, Callable[[], str]]
     """
     report = Report()
     if is_plan_file(arguments.job):
-        opened = open_plan(arguments.job, report, _changes(arguments))
-        plan_file = _require(report, opened)
+        opened_file = open_plan(arguments.job, report, _changes(arguments))
+        plan_file = _require(report, opened_file)
         return plan_file.plan, plan_file.text
-    loaded = load(arguments.job, arguments.settings)
-    analysis = inspect(loaded, report, trace=arguments.trace)
+    load_result = load(arguments.job, arguments.settings)
+    analysis = inspect(load_result, report, trace=arguments.trace)
     if analysis is not None:
         report.extend(tell_of_memory(analysis.job, analysis.facts.optimizer))
-    compiled = compile_plan(_require(report, analysis))
-    if chosen := chosen_text(analysis):
-        print(plain(f"{chosen}; `dslc plan {arguments.job} --why` shows its runners-up"), file=sys.stderr)
-    return compiled.plan, lambda: file_of(compiled, with_choice(loaded, compiled.analysis)).text()
+    compilation = compile_plan(_require(report, analysis))
+    if choice := chosen_text(analysis):
+        print(plain(f"{choice}; `dslc plan {arguments.job} --why` shows its runners-up"), file=sys.stderr)
+    return compilation.plan, lambda: file_of(compilation, with_choice(load_result, compilation.analysis)).text()
 
 
-def _require(report: Report, found: T | None) -> T:
+def _require(report: Report, result: T | None) -> T:
     """Shows a report, and returns what was found without mistakes. Raises CommandFailedError."""
     show(report)
-    if report.errors or found is None:
+    if report.errors or result is None:
         raise CommandFailedError(status=JOB_AT_FAULT)
-    return found
+    return result
 
 
 def _changes(arguments: argparse.Namespace) -> list[str]:
     """Returns the options of a command line that would change a plan."""
-    return [*(f"--set {each}" for each in arguments.settings), *(["--trace"] if arguments.trace else [])]
+    return [*(f"--set {setting}" for setting in arguments.settings), *(["--trace"] if arguments.trace else [])]
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -96,13 +96,13 @@ def _analyse(arguments: argparse.Namespace, option: str) -> tuple[LoadResult, An
     report = Report()
     if is_plan_file(arguments.job):
         _require(report, open_plan(arguments.job, report, [option]))
-    loaded = load(arguments.job, arguments.settings)
-    return loaded, _require(report, inspect(loaded, report, trace=arguments.trace))
+    load_result = load(arguments.job, arguments.settings)
+    return load_result, _require(report, inspect(load_result, report, trace=arguments.trace))
 
 
 def _print_after_pass(arguments: argparse.Namespace) -> None:
     """Prints the plan graph of a job after a pass."""
-    names = [each.name for each in PASSES]
+    names = [plan_pass.name for plan_pass in PASSES]
     if arguments.after not in names:
         raise CommandFailedError(plain(f"there is no pass `{arguments.after}`: the passes are {', '.join(names)}"))
     _, analysis = _analyse(arguments, f"--after {arguments.after}")
@@ -124,20 +124,20 @@ def _print_reasons(arguments: argparse.Namespace) -> None:
 
 def _lock(arguments: argparse.Namespace) -> None:
     """Writes the lock of a job beside it."""
-    loaded, analysis = _analyse(arguments, "--lock")
-    write_lock(arguments.job, loaded, analysis)
+    load_result, analysis = _analyse(arguments, "--lock")
+    write_lock(arguments.job, load_result, analysis)
     print(plain(f"{lock_path(arguments.job)} written; `dslc check {arguments.job} --locked` compares the plan with it"))
 
 
 def _print_origins(arguments: argparse.Namespace) -> None:
     report = Report()
     if is_plan_file(arguments.job):
-        opened = open_plan(arguments.job, report, _changes(arguments))
-        loaded = job_of(opened, arguments.job) if opened else None
+        opened_file = open_plan(arguments.job, report, _changes(arguments))
+        load_result = job_of(opened_file, arguments.job) if opened_file else None
     else:
-        loaded = load(arguments.job, arguments.settings)
-        report.extend(loaded.report)
-    origins = _require(report, loaded).origins
+        load_result = load(arguments.job, arguments.settings)
+        report.extend(load_result.report)
+    origins = _require(report, load_result).origins
     width = max(map(len, origins), default=0)
     for path, origin in sorted(origins.items()):
         print(plain(f"{path:{width}}  {origin}"))
