@@ -81,8 +81,8 @@ class Coordinator:
         self.order: list[Any] = []
         self.apart, self.is_coordinator = apart, is_coordinator
 
-    def dismiss(self, steps: int | None, *, stopped: bool) -> None:
-        self.order.append((steps, stopped))
+    def dismiss(self, steps: int | None, *, was_stopped: bool) -> None:
+        self.order.append((steps, was_stopped))
 
     def let_end(self) -> None:
         self.order.append("lets end")
