@@ -6,20 +6,25 @@ import argparse
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
-from dslc.compiler.compile import compile_plan
+from dslc.compiler.compile import Compiled, compile_plan
 from dslc.compiler.graph.build import build_graph
 from dslc.compiler.graph.passes import PASSES
+from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.graph.plan_text import plan_text
 from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.rules.choice.choice_text import HEAD, RIGHT, chosen_line, count_line, why_rows
 from dslc.compiler.rules.training.custom_optimizer import tell_of_memory
+from dslc.compiler.show.chakra import GROUPS, PlanNotTraceableError, write_execution_traces
 from dslc.compiler.show.explain import explain, explain_rank, table
+from dslc.compiler.show.schedule import known_times
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import LoadResult, load
 from dslc.dsl.plain import plain, plain_lines
+from dslc.dsl.words import plural
 from dslc.jobs.check_job import inspect, show
 from dslc.jobs.choose_plan import chosen_text, with_choice
 from dslc.jobs.lock import lock_path, write_lock
@@ -31,15 +36,15 @@ T = TypeVar("T")
 _RUNNERS_UP = 10
 
 
-def plan_of(arguments: argparse.Namespace) -> tuple[PlanView, Callable[[], str]]:
-    """Returns the plan of a job or of a plan file, and what makes the contents of its file. Raises CommandFailedError
-    with the mistakes shown.
+def plan_of(arguments: argparse.Namespace) -> tuple[PlanGraph, PlanView, Callable[[], str]]:
+    """Returns the plan of a job or of a plan file, its view, and what makes the contents of its file. Raises
+    CommandFailedError with the mistakes shown.
     """
     report = Report()
     if is_plan_file(arguments.job):
         opened_file = open_plan(arguments.job, report, _changes(arguments))
         plan_file = _require(report, opened_file)
-        return plan_file.plan, plan_file.text
+        return plan_file.graph, plan_file.plan, plan_file.text
     load_result = load(arguments.job, arguments.settings)
     analysis = inspect(load_result, report, trace=arguments.trace)
     if analysis is not None:
@@ -47,7 +52,11 @@ def plan_of(arguments: argparse.Namespace) -> tuple[PlanView, Callable[[], str]]
     compilation = compile_plan(_require(report, analysis))
     if choice := chosen_text(analysis):
         print(plain(f"{choice}; `dslc plan {arguments.job} --why` shows its runners-up"), file=sys.stderr)
-    return compilation.plan, lambda: file_of(compilation, with_choice(load_result, compilation.analysis)).text()
+    return compilation.graph, compilation.plan, partial(_file_text, compilation, load_result)
+
+
+def _file_text(compilation: Compiled, load_result: LoadResult) -> str:
+    return file_of(compilation, with_choice(load_result, compilation.analysis)).text()
 
 
 def _require(report: Report, result: T | None) -> T:
@@ -72,13 +81,15 @@ def main(arguments: argparse.Namespace) -> int:
         _print_reasons(arguments)
     elif arguments.lock:
         _lock(arguments)
+    elif arguments.chakra is not None:
+        _write_execution_traces(arguments)
     else:
         _print_plan(arguments)
     return GOOD
 
 
 def _print_plan(arguments: argparse.Namespace) -> None:
-    plan, text = plan_of(arguments)
+    _, plan, text = plan_of(arguments)
     if arguments.rank is not None and not 0 <= arguments.rank < plan.world_size:
         raise CommandFailedError(f"there is no rank {arguments.rank}: ranks are 0 to {plan.world_size - 1}")
     if arguments.json:
@@ -127,6 +138,20 @@ def _lock(arguments: argparse.Namespace) -> None:
     load_result, analysis = _analyse(arguments, "--lock")
     write_lock(arguments.job, load_result, analysis)
     print(plain(f"{lock_path(arguments.job)} written; `dslc check {arguments.job} --locked` compares the plan with it"))
+
+
+def _write_execution_traces(arguments: argparse.Namespace) -> None:
+    """Writes the plan as Chakra execution traces, a file for each rank."""
+    graph, plan, _ = plan_of(arguments)
+    try:
+        names = write_execution_traces(graph, plan, arguments.chakra)
+    except PlanNotTraceableError as error:
+        raise CommandFailedError(plain(f"{arguments.job}: {error}")) from None
+    print(plain(f"{arguments.chakra}: {plural(len(names), 'execution trace')} of a step, from {names[0]} on, {GROUPS}"))
+    if known_times(plan) is None:
+        print(
+            plain(f"without durations, as the time of a step is unknown: `dslc calibrate {arguments.job}` measures it")
+        )
 
 
 def _print_origins(arguments: argparse.Namespace) -> None:

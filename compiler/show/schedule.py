@@ -75,11 +75,11 @@ class HeldActivations(Record):
 def draw_schedule(plan: PlanView) -> str:
     """Returns the picture as DOT text."""
     canvas = Canvas(plan.job)
-    work = _pipeline_rows(plan) if plan.schedule else [_one_row(plan)]
+    work = pass_rows(plan)
     activations = [_held_activations(plan, row) for row in work]
     peak_bytes = max((span.bytes for spans in activations for span in spans), default=0)
     busy_until = max((row[-1].end for row in work if row), default=1.0)
-    rows = [row + _end(plan, p, row[-1].end) for p, row in enumerate(work)]
+    rows = [row + end_boxes(plan, p, row[-1].end) for p, row in enumerate(work)]
     lengths = sorted(p.end - p.start for row in rows for p in row if p.end > p.start)
     total = max((row[-1].end for row in rows if row), default=1.0)
     is_short = max(map(len, rows)) <= PIECES
@@ -100,9 +100,9 @@ def draw_schedule(plan: PlanView) -> str:
         idle = 1 - sum(piece.end - piece.start for piece in work[number]) / busy_until
         _draw_end(canvas, number, idle, activations[number], LABEL + window.width + 8, top)
     y += len(visible_rows) * PITCH
-    time_label = f"{time_text(total)}{bound_text(plan)}" if _timed(plan) else "time"
+    time_label = f"{time_text(total)}{bound_text(plan)}" if known_times(plan) else "time"
     canvas.write("time", LABEL, y, window.width, time_label, size=9.5, align="r", ink=FAINT)
-    _legend(canvas, rows, peak_bytes, y + 18, is_timed=_timed(plan) is not None)
+    _legend(canvas, rows, peak_bytes, y + 18, is_timed=known_times(plan) is not None)
     heading(canvas, plan, LABEL + window.width + BESIDE)
     return canvas.text()
 
@@ -152,7 +152,12 @@ def _caption(plan: PlanView) -> str:
     return f"{pieces} of {plan.data.microbatch}, one after another, no bubble"
 
 
-def _timed(plan: PlanView) -> Estimate | None:
+def pass_rows(plan: PlanView) -> list[list[ScheduleBox]]:
+    """Returns the passes of a step at each pipeline coordinate."""
+    return _pipeline_rows(plan) if plan.schedule else [_one_row(plan)]
+
+
+def known_times(plan: PlanView) -> Estimate | None:
     """Returns the predicted times of a step; None where there are none, and lengths are by FLOPs."""
     return plan.step if plan.step_time is not None else None
 
@@ -168,7 +173,7 @@ def _pipeline_rows(plan: PlanView) -> list[list[ScheduleBox]]:
 
 def _stage_times(plan: PlanView) -> tuple[list[float], list[float], float]:
     """Returns each stage's time of a micro-batch, forward and backward, and that of a message."""
-    step = _timed(plan)
+    step = known_times(plan)
     if step is not None:
         return [stage.forward for stage in step.stages], [stage.backward for stage in step.stages], step.message
     mean = sum(stage.flops for stage in plan.stages) / 3 / len(plan.stages)
@@ -177,7 +182,7 @@ def _stage_times(plan: PlanView) -> tuple[list[float], list[float], float]:
 
 
 def _one_row(plan: PlanView) -> list[ScheduleBox]:
-    count, step = plan.data.microbatches, _timed(plan)
+    count, step = plan.data.microbatches, known_times(plan)
     early_forwards = range(count if plan.data.ahead else 0)
     forward, backward = (step.stages[0].forward, step.stages[0].backward) if step else (1.0, 2.0)
     if step and plan.data.ahead:
@@ -212,9 +217,9 @@ def _held_activations(plan: PlanView, row: list[ScheduleBox]) -> list[HeldActiva
     return spans
 
 
-def _end(plan: PlanView, pipeline: int, start: float) -> list[ScheduleBox]:
+def end_boxes(plan: PlanView, pipeline: int, start: float) -> list[ScheduleBox]:
     """Returns the boxes after the last backward: of a predicted length, or of a fixed one."""
-    node, step = next((n for n in plan.ranks if n.pipeline == pipeline), None), _timed(plan)
+    node, step = next((n for n in plan.ranks if n.pipeline == pipeline), None), known_times(plan)
     size = sum(t.bytes for t in node.traffic if t.axis == "data") if node else 0
     exposed_time, update = (step.ends[pipeline].exposed, step.ends[pipeline].update) if step else (2.5, 2.5)
     boxes = []
