@@ -134,7 +134,8 @@ def test_thirty_flips_are_named_and_mended(launcher: Launcher, tmp_path: Path, u
 @pytest.mark.long
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_thousand_comparisons_of_equal_copies_report_nothing(launcher: Launcher, tmp_path: Path, plan: str) -> None:
-    settings = ("train.check_replicas=1 step", "train.steps=1000", "log.every=1000 steps", "launch.restarts=0", "checkpoint.every=none")
+    length = ("train.steps=1000", "log.every=1000 steps")
+    settings = (*length, "train.check_replicas=1 step", "launch.restarts=0", "checkpoint.every=none")
     outcome, shown = run(launcher, tmp_path / "job", [], *settings, *PLANS[plan])
     assert outcome.is_complete and outcome.steps == 1000, shown
 
