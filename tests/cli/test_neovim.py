@@ -68,7 +68,7 @@ def test_neovim_shows_what_the_page_says(tmp_path: Path) -> None:
     assert result["underlined"] == ["DiagnosticUnderlineError", 9, 2, 6]
     assert result["fixed"] == "  batch  = 64"
     assert result["hover"].startswith("`data.source`: where samples come from.")
-    assert result["hints"] == ["→ 64", "→ 10", "64 samples a rank, in micro-batches of 64 samples"]
+    assert result["hints"] == ["→ 64", "→ 10", "64 samples a rank, 64 at a time"]
     assert result["token"] == "property"
     assert result["renamed"] == 2 and result["definition"] == "param speed = 0.1"
     assert result["omnifunc"] == "v:lua.vim.lsp.omnifunc" and "every" in result["completion"]
