@@ -129,11 +129,6 @@ def _plan(made: argparse.ArgumentParser) -> None:
         "--why", action="store_true", help="of a job with `auto`: compare the chosen plan with its runners-up"
     )
     made.add_argument("--lock", action="store_true", help="write the plan's hash and its causes to the job's .lock")
-    made.add_argument(
-        "--chakra",
-        metavar="FOLDER",
-        help="write the plan as Chakra execution traces, one for each rank, for simulators",
-    )
     made.add_argument("--origins", action="store_true", help="show which file or --set gave each value")
     _trace_argument(made)
 
@@ -301,6 +296,16 @@ def _stop(made: argparse.ArgumentParser) -> None:
 def _convert(made: argparse.ArgumentParser) -> None:
     _config_arguments(made, "the files of one training, such as a DeepSpeed JSON and arguments for its `auto`")
     made.add_argument("-o", "--output", metavar="FILE", help="write the job there, a .plt file (default: print it)")
+    made.add_argument(
+        "--prove",
+        action="store_true",
+        help="train some steps with the other tool and with the job, from the same weights; print both curves",
+    )
+    made.add_argument("--model", metavar="JOB", help="with --prove: take network and data from this job")
+    made.add_argument(
+        "--python", metavar="PATH", help="with --prove: the interpreter that has the other tool (default: this one)"
+    )
+    made.add_argument("--steps", metavar="N", type=int, help="with --prove: steps (default: 12)")
 
 
 def _lint(made: argparse.ArgumentParser) -> None:
@@ -364,11 +369,7 @@ def _completion(made: argparse.ArgumentParser) -> None:
 _COMMANDS = {
     "run": ("compile, launch and train", "dslc run digits.plt --set train.epochs=2 --out runs/first", _run),
     "check": ("find every reason to reject a job; start nothing", "dslc check *.plt --json", _check),
-    "plan": (
-        "show what every rank will do",
-        "dslc plan cluster.plt --rank 5\n  dslc plan cluster.plt --chakra traces",
-        _plan,
-    ),
+    "plan": ("show what every rank will do", "dslc plan cluster.plt --rank 5", _plan),
     "diff": (
         "show what differs between two plans; exit status 0: nothing, 1: something, 2: a plan cannot be made",
         "dslc diff main:cluster.plt cluster.plt --markdown",
@@ -418,7 +419,7 @@ _COMMANDS = {
     ),
     "convert": (
         "make a job of configurations of DeepSpeed, Accelerate, Lightning and others; list the outcome of every key",
-        "dslc convert ds_config.json --devices 8 -o job.plt",
+        "dslc convert ds_config.json --devices 8 -o job.plt    # --prove trains with both, and prints both curves",
         _convert,
     ),
     "lint": (

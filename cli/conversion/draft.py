@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from dslc.conversion.batch_size import BatchSize
+from dslc.conversion.config_file import ConfigFile
 from dslc.conversion.key_table import KeyVerdict
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.json_value import Json
@@ -43,6 +44,7 @@ class Draft:
 
     report: Report = field(default_factory=Report)
     tools: list[str] = field(default_factory=list)
+    files: dict[str, ConfigFile] = field(default_factory=dict)  # of each tool
     verdicts: dict[str, list[KeyVerdict]] = field(default_factory=dict)
     settings: dict[str, ConvertedSetting] = field(default_factory=dict)
     optimizer: CallDraft | None = None

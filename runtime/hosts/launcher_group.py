@@ -64,33 +64,29 @@ class LauncherGroup:
     """
 
     def __init__(
-        self,
-        rendezvous: Rendezvous,
-        place: RendezvousPlace,
-        result: RendezvousResult,
-        join_queue: JoinQueue | None = None,
+        self, rendezvous: Rendezvous, where: RendezvousPlace, met: RendezvousResult, join_queue: JoinQueue | None = None
     ) -> None:
-        self._rendezvous, self._where, self._join_queue = rendezvous, place, join_queue
-        listener = place.listening if rendezvous.endpoint is None else None
-        requests = JoinRequests(listener, rendezvous.create_secret()) if listener is not None else None
+        self._rendezvous, self._where, self._join_queue = rendezvous, where, join_queue
+        listening = where.listening if rendezvous.endpoint is None else None
+        requests = JoinRequests(listening, rendezvous.create_secret()) if listening is not None else None
         self._late = LateJoiners(rendezvous, requests) if requests is not None else None
-        self.folder = result.folder  # the run directory of the coordinator, when it is known
-        self._take(result)
+        self.folder = met.folder  # the run directory of the coordinator, when it is known
+        self._take(met)
 
-    def _take(self, result: RendezvousResult) -> None:
-        rendezvous, node, machines = self._rendezvous, result.node, tuple(result.machines)
-        self.node, self.machines, self.store, self.start = node, machines, result.store, result.start
-        self.changes, self._addresses = result.changes, result.addresses
+    def _take(self, met: RendezvousResult) -> None:
+        rendezvous, node, machines = self._rendezvous, met.node, tuple(met.machines)
+        self.node, self.machines, self.store, self.start = node, machines, met.store, met.start
+        self.changes, self._addresses = met.changes, met.addresses
         self.hosts = tuple(names_of(machines, ranks=rendezvous.ranks))
         self.ranks = range(node * rendezvous.processes, (node + 1) * rendezvous.processes)
-        on_one_machine = rendezvous.ranks and len(set(machines)) == 1
+        alone = rendezvous.ranks and len(set(machines)) == 1
         # The place of a rank's failure.
-        self.place = "" if on_one_machine else self.machines[node] if rendezvous.ranks else self.hosts[node]
-        self.listening = result.listening  # at the store's address, on the coordinator
+        self.place = "" if alone else self.machines[node] if rendezvous.ranks else self.hosts[node]
+        self.listening = met.listening  # at the store's address, on the coordinator
         self.lost: dict[int, str] = {}  # nodes, and why
         self.apart = False  # True when the hosts have parted to meet again, and this one has met none
-        self._connections = dict(result.connections)
-        self._early = list(result.early)
+        self._connections = dict(met.connections)
+        self._early = list(met.early)
 
     @property
     def elastic(self) -> bool:
@@ -101,9 +97,9 @@ class LauncherGroup:
         """True on the coordinator of an elastic training if hosts wait with which the job can train on more of them."""
         if self._join_queue is None:
             return False
-        host_count = len(self.machines)
-        can_grow = elastic.largest(self._rendezvous.counts, host_count + len(self._join_queue.arrived)) > host_count
-        return can_grow and time.monotonic() > self._join_queue.last + elastic.SETTLE
+        here = len(self.machines)
+        more = elastic.largest(self._rendezvous.counts, here + len(self._join_queue.arrived)) > here
+        return more and time.monotonic() > self._join_queue.last + elastic.SETTLE
 
     @property
     def handles(self) -> list[int]:
@@ -144,14 +140,14 @@ class LauncherGroup:
     def connections(self) -> list[Connection]:
         return [connection for node, connection in self._connections.items() if node not in self.lost]
 
-    def leave(self, reason: str) -> None:
+    def leave(self, why: str) -> None:
         """Tells the other launchers why this launcher cannot train; they leave, if they wait for it."""
-        self.tell("leaves", why=reason[: MOST // 8])
+        self.tell("leaves", why=why[: MOST // 8])
 
-    def tell(self, kind: str, **fields: object) -> None:
+    def tell(self, kind: str, **more: object) -> None:
         """Sends a message: the coordinator to all others, another host to the coordinator."""
         for connection in self.connections:
-            connection.send({"kind": kind, **fields})
+            connection.send({"kind": kind, **more})
 
     def hear(self) -> list[tuple[int, Message]]:
         """Returns the messages that have arrived, with the node that sent each, and notes who is lost. Lets in who
@@ -162,43 +158,43 @@ class LauncherGroup:
             self._join_queue.call()
         if self._turns_away is not None:
             self._turns_away.look(self.hosts)
-        messages, self._early = self._early, []
+        found, self._early = self._early, []
         for node, connection in self._connections.items():
             if node not in self.lost:
-                messages += [(node, message) for message in connection.receive()]
+                found += [(node, message) for message in connection.receive()]
                 if connection.closed:
                     self.lost[node] = connection.why
-        return messages
+        return found
 
-    def expel(self, node: int, reason: str) -> None:
+    def expel(self, node: int, why: str) -> None:
         """Gives a host up, which then counts as lost."""
         self._connections[node].close()
-        self.lost[node] = reason
+        self.lost[node] = why
 
     def wait_for(self, kind: str, timeout: float) -> dict[int, Message]:
         """Returns the message of this kind from each host at a connection, waiting for it. Raises RendezvousError."""
-        answers: dict[int, Message] = {}
-        other_messages: list[tuple[int, Message]] = []
+        found: dict[int, Message] = {}
+        others: list[tuple[int, Message]] = []
         until = time.monotonic() + timeout
-        while silent_nodes := [node for node in self._connections if node not in answers]:
+        while missing := [node for node in self._connections if node not in found]:
             for node, message in self.hear():
                 if message.get("kind") == "leaves":
                     raise RendezvousError(f"{self.hosts[node]} left: {message['why']}")
                 if message.get("kind") == "again":
                     raise HostLeftError("a host was lost")
-                if message.get("kind") == kind and node not in answers:
-                    answers[node] = message
+                if message.get("kind") == kind and node not in found:
+                    found[node] = message
                 else:
-                    other_messages.append((node, message))
-            lost_nodes = [node for node in silent_nodes if node in self.lost and node not in answers]
-            if lost_nodes:
-                raise HostLeftError(f"{self.hosts[lost_nodes[0]]} left: {self.lost[lost_nodes[0]]}")
+                    others.append((node, message))
+            gone = [node for node in missing if node in self.lost and node not in found]
+            if gone:
+                raise HostLeftError(f"{self.hosts[gone[0]]} left: {self.lost[gone[0]]}")
             if time.monotonic() > until:
-                raise HostLeftError(f"{self.hosts[silent_nodes[0]]} did not answer within {timeout:g} s")
-            if len(answers) < len(self._connections):
+                raise HostLeftError(f"{self.hosts[missing[0]]} did not answer within {timeout:g} s")
+            if len(found) < len(self._connections):
                 readable(self.connections, AGAIN)
-        self._early = other_messages
-        return answers
+        self._early = others
+        return found
 
     def go_on(self, starts: int) -> None:
         """Takes the training to be one that was cut off after `starts` starts of its ranks, if any, none of which
@@ -216,54 +212,50 @@ class LauncherGroup:
             readable(self.connections, AGAIN)
             self.hear()
 
-    def meet_again(self, start: int, until: float, is_stopped: Callable[[], bool]) -> None:
+    def meet_again(self, start: int, until: float, stopped: Callable[[], bool]) -> None:
         """Has all hosts meet for the start `start` of the ranks, until that time of the clock. Raises RendezvousError,
-        and StopRequestedError if a host was asked to stop, as `is_stopped` says of this host.
+        and StopRequestedError if a host was asked to stop, as `stopped` says of this one.
         """
         if self.started_by:
-            self._stay(start, until, is_stopped)
+            self._stay(start, until, stopped)
             return
-        lost_nodes = frozenset(self.lost)
+        lost = frozenset(self.lost)
         if self._join_queue is not None:
             self._join_queue.busy = ""  # those who come back are no hosts that wait for a place
-        deadline = time.monotonic() + PARTING
+        parted = time.monotonic() + PARTING
         # Or they might lose what it has said.
-        while self.is_coordinator and self.connections and time.monotonic() < deadline:
+        while self.is_coordinator and self.connections and time.monotonic() < parted:
             readable(self.connections, AGAIN)
             self.hear()
-        local_address = self._local_address
+        here = self._local_address
         self._part()
         self.apart = True
-        rendezvous = replace(self._rendezvous, until=until, stopped=is_stopped)
-        previous_start = PreviousStart(node=self.node, start=start - 1, folder=self.folder, changes=self.changes)
+        rendezvous = replace(self._rendezvous, until=until, stopped=stopped)
+        before = PreviousStart(node=self.node, start=start - 1, folder=self.folder, changes=self.changes)
         if self.elastic:
-            membership = elastic.PreviousMembership(
-                before=previous_start,
-                join_queue=self._join_queue,
-                lost=lost_nodes,
-                addresses=self._addresses,
-                here=local_address,
+            was = elastic.PreviousMembership(
+                before=before, join_queue=self._join_queue, lost=lost, addresses=self._addresses, here=here
             )
-            result, self._join_queue = elastic.meet_again(rendezvous, membership)
-            self._take(result)
+            met, self._join_queue = elastic.meet_again(rendezvous, was)
+            self._take(met)
         elif self.is_coordinator:
-            expected_nodes = frozenset(range(1, len(self.machines))) - lost_nodes
-            self._take(wait_for_hosts(rendezvous, self._where, start, self._late, expected_nodes))
+            awaited = frozenset(range(1, len(self.machines))) - lost
+            self._take(wait_for_hosts(rendezvous, self._where, start, self._late, awaited))
         else:
-            self._take(join(rendezvous, self._where, previous_start))
+            self._take(join(rendezvous, self._where, before))
 
-    def _stay(self, start: int, until: float, is_stopped: Callable[[], bool]) -> None:
+    def _stay(self, start: int, until: float, stopped: Callable[[], bool]) -> None:
         if self.is_coordinator:
-            answers = self.wait_for("ready", until - time.monotonic())
+            ready = self.wait_for("ready", until - time.monotonic())
             self._early = []  # what they have said of the start before
             self._listen_anew()
-            stops = is_stopped() or any(message["stops"] for message in answers.values())
+            stops = stopped() or any(message["stops"] for message in ready.values())
             self.tell("store", port=self.store[1], start=start, stops=stops)
             self.start = start
         else:
-            self.tell("ready", stops=is_stopped())
-            reply = self.wait_for("store", until - time.monotonic())[0]
-            self.store, self.start, stops = (self.store[0], int(reply["port"])), int(reply["start"]), reply["stops"]
+            self.tell("ready", stops=stopped())
+            told = self.wait_for("store", until - time.monotonic())[0]
+            self.store, self.start, stops = (self.store[0], int(told["port"])), int(told["start"]), told["stops"]
         if stops:
             raise StopRequestedError
 
@@ -274,21 +266,21 @@ class LauncherGroup:
         self.store = self.store[0], int(self.listening.getsockname()[1])
 
     def gather(
-        self, work: Callable[[], T], start: int, until: float, is_stopped: Callable[[], bool], *, has_met: bool = False
+        self, work: Callable[[], T], start: int, until: float, stopped: Callable[[], bool], *, met: bool = False
     ) -> T:
         """Has all hosts meet for the start `start`, and returns what `work` gives, which all of them call. A host that
-        is lost meanwhile has them meet once more, if it may come back. `has_met`: they have met for the first start.
+        is lost meanwhile has them meet once more, if it may come back. `met`: they have met already, for the first one.
         Raises what `meet_again` does, and `work`.
         """
         while True:
             try:
-                if not has_met:
-                    self.meet_again(start, until, is_stopped)
+                if not met:
+                    self.meet_again(start, until, stopped)
                 return work()
             except HostLeftError as error:
                 if not (self._rendezvous.again or self.elastic):
                     raise
-                has_met = False
+                met = False
                 if self.is_coordinator:
                     self._rendezvous.say(f"{error}: the hosts meet again")
                     self.tell("again")
@@ -307,8 +299,8 @@ class LauncherGroup:
         if self._where.listening is not None:
             self._where.listening.close()
 
-    def dismiss(self, steps: int | None, *, was_stopped: bool = False) -> None:
-        """Tells the hosts that wait to take part that the training is over, or `was_stopped`, after `steps`; None if it
+    def dismiss(self, steps: int | None, *, stopped: bool = False) -> None:
+        """Tells the hosts that wait to take part that the training is over, or was `stopped`, after `steps`; None if it
         failed.
         """
         if self._join_queue is None:
@@ -316,7 +308,7 @@ class LauncherGroup:
         if steps is None:
             self._join_queue.tell("refused", why="the training failed")
         else:
-            self._join_queue.tell("over", steps=steps, host=self.machines[0], stopped=was_stopped)
+            self._join_queue.tell("over", steps=steps, host=self.machines[0], stopped=stopped)
 
 
 # ------------------------------------------------------------------------------------------------------------ meeting
@@ -326,12 +318,12 @@ def meet(rendezvous: Rendezvous) -> LauncherGroup:
     """Returns the group of all hosts, when all have come and agree. Raises RendezvousError, and TrainingOverError."""
     try:
         if rendezvous.counts:
-            result, join_queue = elastic.meet(rendezvous)
-            return LauncherGroup(rendezvous, RendezvousPlace(rendezvous.address, lambda: None), result, join_queue)
+            met, join_queue = elastic.meet(rendezvous)
+            return LauncherGroup(rendezvous, RendezvousPlace(rendezvous.address, lambda: None), met, join_queue)
         return _meet_at(rendezvous.endpoint, rendezvous) if rendezvous.endpoint is not None else _meet(rendezvous)
     except StopRequestedError:
         if rendezvous.counts:
-            raise elastic.TrainingOverError(was_stopped=True) from None
+            raise elastic.TrainingOverError(stopped=True) from None
         raise RendezvousError("another host was asked to stop while the hosts met") from None
 
 
@@ -341,29 +333,29 @@ def _meet(rendezvous: Rendezvous) -> LauncherGroup:
     except ValueError as error:
         raise RendezvousError(f"the rendezvous {error}") from error
     address = address_of(name)
-    place = RendezvousPlace(f"{name}:{port}", lambda: (address, port))
+    where = RendezvousPlace(f"{name}:{port}", lambda: (address, port))
     try:
-        listener = listen(address, port)
+        listening = listen(address, port)
     except OSError as error:
         if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
             raise RendezvousError(_unheard(f"{name}:{port}", rendezvous, error)) from error
-        place = replace(place, taken=error.errno == errno.EADDRINUSE)
-        return LauncherGroup(rendezvous, place, join(rendezvous, place))
-    return _start_coordinator(rendezvous, replace(place, listening=listener), listener)
+        where = replace(where, taken=error.errno == errno.EADDRINUSE)
+        return LauncherGroup(rendezvous, where, join(rendezvous, where))
+    return _start_coordinator(rendezvous, replace(where, listening=listening), listening)
 
 
 def _meet_at(endpoint: Endpoint, rendezvous: Rendezvous) -> LauncherGroup:
     if rendezvous.fault:
         rendezvous = replace(rendezvous, timeout=min(rendezvous.timeout, _TURNED_AWAY))
     try:
-        place = RendezvousPlace(endpoint.name, endpoint.find)
+        where = RendezvousPlace(endpoint.name, endpoint.find)
         if rendezvous.place:
-            return LauncherGroup(rendezvous, place, join(rendezvous, place))
+            return LauncherGroup(rendezvous, where, join(rendezvous, where))
         try:
-            listener = endpoint.open()
+            listening = endpoint.open()
         except OSError as error:
             raise RendezvousError(_unheard(endpoint.name, rendezvous, error)) from error
-        return _start_coordinator(rendezvous, replace(place, listening=listener), listener)
+        return _start_coordinator(rendezvous, replace(where, listening=listening), listening)
     finally:
         endpoint.close()
 
@@ -377,10 +369,10 @@ def _unheard(name: str, rendezvous: Rendezvous, error: OSError) -> str:
     return f"{rendezvous.host} cannot listen at {name}: {error.strerror}" + (f"\nhelp: {remedy}" if remedy else "")
 
 
-def _start_coordinator(rendezvous: Rendezvous, place: RendezvousPlace, listener: socket.socket) -> LauncherGroup:
+def _start_coordinator(rendezvous: Rendezvous, where: RendezvousPlace, listening: socket.socket) -> LauncherGroup:
     with contextlib.ExitStack() as until_met:
-        until_met.enter_context(listener)
-        group = LauncherGroup(rendezvous, place, wait_for_hosts(rendezvous, place))
+        until_met.enter_context(listening)
+        group = LauncherGroup(rendezvous, where, wait_for_hosts(rendezvous, where))
         if rendezvous.again or rendezvous.endpoint is None:
             until_met.pop_all()  # the group closes it
         return group
@@ -395,11 +387,11 @@ def shared(group: LauncherGroup, folder: str, timeout: float) -> tuple[str, list
     on the coordinator.
     """
     if not group.is_coordinator:
-        request = group.wait_for("folder", timeout)[0]
-        group.start = int(request["start"])
-        group.tell("sees", content=_nonce_in(str(request["folder"]), str(request["file"])))
-        reply = group.wait_for("blind", timeout)[0]
-        return str(request["folder"]), [int(node) for node in reply["nodes"] if node < len(group.machines)]
+        asked = group.wait_for("folder", timeout)[0]
+        group.start = int(asked["start"])
+        group.tell("sees", content=_nonce_in(str(asked["folder"]), str(asked["file"])))
+        told = group.wait_for("blind", timeout)[0]
+        return str(asked["folder"]), [int(node) for node in told["nodes"] if node < len(group.machines)]
     name, nonce = f".dslc-{secrets.token_hex(8)}", secrets.token_hex(16)
     path = os.path.join(folder, name)
     with open(path, "x", encoding="utf-8") as file:
@@ -426,16 +418,16 @@ def _nonce_in(folder: str, name: str) -> str:
         return file.read(64).decode(errors="replace") if stat.S_ISREG(os.fstat(descriptor).st_mode) else ""
 
 
-def require_same_value(group: LauncherGroup, subject: str, value: str, timeout: float) -> None:
+def require_same_value(group: LauncherGroup, what: str, value: str, timeout: float) -> None:
     """Raises RendezvousError, on all hosts, if one has another `value` than the coordinator. Called by all."""
     if group.is_coordinator:
         answers = group.wait_for("value", timeout)
-        values = {0: value} | {node: str(message["value"]) for node, message in sorted(answers.items())}
-        different_node = next((node for node, node_value in values.items() if node_value != value), None)
-        reason = "" if different_node is None else f"{group.hosts[different_node]} has not the same as {group.hosts[0]}"
-        group.tell("alike", why=reason)
+        told = {0: value} | {node: str(message["value"]) for node, message in sorted(answers.items())}
+        wrong = next((node for node, each in told.items() if each != value), None)
+        why = "" if wrong is None else f"{group.hosts[wrong]} has not the same as {group.hosts[0]}"
+        group.tell("alike", why=why)
     else:
         group.tell("value", value=value)
-        reason = str(group.wait_for("alike", timeout)[0]["why"])
-    if reason:
-        raise RendezvousError(f"the hosts differ in {subject}: {reason}; {group.hosts[group.node]} has {value}")
+        why = str(group.wait_for("alike", timeout)[0]["why"])
+    if why:
+        raise RendezvousError(f"the hosts differ in {what}: {why}; {group.hosts[group.node]} has {value}")

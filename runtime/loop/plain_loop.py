@@ -46,13 +46,13 @@ def train(job: JobProgram, place: RankPlace, splits: Splits, device: torch.devic
     assert job.world_size == 1 and job.microbatches == 1 and job.precision.level == "O1"
     model = build_model(job.model, device)
     initial_weights.load(job.model, model)
-    _freeze(job.model, model)
+    freeze_parameters(job.model, model)
     documents.apply(job.model.documents, model)
     model.train()
     if job.observation is not None and job.observation.exact:
         widen_model(model)  # before an optimizer makes its state
-    optimizer = _optimizer(job.optimizer, model)
-    scheduler = _scheduler(job.learning_rate, optimizer)
+    optimizer = plain_optimizer(job.optimizer, model)
+    scheduler = plain_scheduler(job.learning_rate, optimizer)
     work = _step(job, model, optimizer, device)
     random_numbers.begin(job.seed, 0)
     observer = Observer(job, place, model, optimizer, device, run_dir, 0)
@@ -69,7 +69,7 @@ def train(job: JobProgram, place: RankPlace, splits: Splits, device: torch.devic
 def _step(
     job: JobProgram, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> Callable[[StepBatch], StepResult]:
-    mean = _mean_loss(job.loss)
+    mean = mean_loss(job.loss)
     scaler = torch.amp.GradScaler(device.type, enabled=job.precision.dtype == "float16")
     limit = float("inf") if job.clip is None else job.clip
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -110,13 +110,13 @@ def _step(
     return step
 
 
-def _freeze(step: ModelStep, model: nn.Module) -> None:
+def freeze_parameters(step: ModelStep, model: nn.Module) -> None:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if any(fnmatchcase(name, pattern) for pattern in step.frozen):
             parameter.requires_grad = False
 
 
-def _optimizer(step: OptimizerStep, model: nn.Module) -> torch.optim.Optimizer:
+def plain_optimizer(step: OptimizerStep, model: nn.Module) -> torch.optim.Optimizer:
     spared = [
         parameter
         for name, parameter in model.named_parameters(remove_duplicate=False)
@@ -198,7 +198,7 @@ def _own_optimizer(
     return optimizer
 
 
-def _scheduler(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+def plain_scheduler(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
     """Returns the schedule of `LearningRateStep`, made of torch's own schedulers."""
     decay_steps = max(1, step.steps - step.warmup)
     rate = optimizer.param_groups[0]["lr"]
@@ -242,7 +242,7 @@ def _scheduler(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_s
 def _per_group_schedule(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
     """Returns the schedule for groups of several rates: torch's ends at one rate for all, not at a share of each."""
     placeholder = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    schedule = _scheduler(step, placeholder)
+    schedule = plain_scheduler(step, placeholder)
     factors = []
     for _ in range(step.steps + 1):
         factors.append(placeholder.param_groups[0]["lr"])
@@ -273,7 +273,7 @@ def _flat(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
     return lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
 
 
-def _mean_loss(step: LossStep) -> MeanLoss:
+def mean_loss(step: LossStep) -> MeanLoss:
     """Returns the mean over the samples, or over the tokens that are not ignored, as torch defines it."""
     arguments = step.arguments
     match step.kind:

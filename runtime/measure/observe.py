@@ -86,7 +86,7 @@ class Observer:
         self._seen: list[StepObservation] = []
         os.makedirs(self._folder, exist_ok=True)
         if not self._mode.noise:
-            _silence(model)
+            silence_dropout(model)
         self._tensors = named_tensors(model)
         torch.backends.cudnn.allow_tf32 = False  # TF32 has 10 bits, which round differently for each shape
         self._write_tensors("start")
@@ -187,7 +187,7 @@ def _wide_pair(input: object, target: object) -> tuple[object, object]:
     return wide, wide if target is input else map_tensors(_wide, target)
 
 
-def _silence(model: nn.Module) -> None:
+def silence_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, AnyDropout):
             module.p = 0.0

@@ -98,18 +98,18 @@ def capture(
     low = getattr(torch, precision.dtype) if precision.dtype != "float32" else None
     modules = {name: model.get_submodule(name) for name in layers if name}
     training = model.training
-    recordings = {}
+    made = {}
     attributes = _Attributes(model, fake)
     with (
         _pretending(model, fake, low if precision.level == "O2" else None),
         as_on_a_rank(tensor, model) if tensor is not None else contextlib.nullcontext(),
     ):
-        summed_layers = [name for name, style in tensor.styles if style == "summed"] if tensor is not None else []
-        opened_layers: frozenset[str] = frozenset()
+        summed = [name for name, style in tensor.styles if style == "summed"] if tensor is not None else []
+        opened: frozenset[str] = frozenset()
 
         def run(samples: int) -> _CallRecorder:
             recorder = _CallRecorder(
-                model, modules, opened_layers, fake, low if precision.level == "O1" else None, summed_layers, attributes
+                model, modules, opened, fake, low if precision.level == "O1" else None, summed, attributes
             )
             try:
                 recorder.go(input_form, samples, low if precision.level == "O2" else None)
@@ -119,40 +119,38 @@ def capture(
             return recorder
 
         try:
-            opened_layers = frozenset(run(SMALL).without_gradient)
+            opened = frozenset(run(SMALL).without_gradient)
             for mode in (True, False):
                 model.train(mode)
-                recordings[mode] = merged(run(SMALL).recording, run(LARGE).recording)
+                made[mode] = merged(run(SMALL).recording, run(LARGE).recording)
         finally:
             model.train(training)
-    return recordings
+    return made
 
 
 @contextlib.contextmanager
 def _pretending(model: nn.Module, fake: FakeTensorMode, low: torch.dtype | None) -> Iterator[None]:
     """Replaces the module's tensors by CPU tensors without memory that all could train; tied ones stay tied."""
-    originals: list[tuple[Any, str, Tensor]] = []
-    replacements: dict[int, Tensor] = {}
+    kept: list[tuple[Any, str, Tensor]] = []
+    made: dict[int, Tensor] = {}
     for module in model.modules():
         for tensors in (own_parameters(module), own_buffers(module)):
             for name, tensor in tensors.items():
                 if tensor is None:
                     continue
-                originals.append((tensors, name, tensor))
-                if id(tensor) not in replacements:
+                kept.append((tensors, name, tensor))
+                if id(tensor) not in made:
                     trains = tensors is own_parameters(module) and tensor.is_floating_point()
                     dtype = low if low is not None and trains else tensor.dtype
                     with fake:
-                        replacement = torch.empty(tuple(tensor.shape), dtype=dtype)
-                    replacements[id(tensor)] = (
-                        nn.Parameter(replacement, trains) if tensors is own_parameters(module) else replacement
-                    )
-                tensors[name] = replacements[id(tensor)]  # type: ignore[assignment]
+                        new = torch.empty(tuple(tensor.shape), dtype=dtype)
+                    made[id(tensor)] = nn.Parameter(new, trains) if tensors is own_parameters(module) else new
+                tensors[name] = made[id(tensor)]  # type: ignore[assignment]
     modes = [(module, module.training) for module in model.modules()]
     try:
         yield
     finally:
-        for tensors, name, tensor in originals:
+        for tensors, name, tensor in kept:
             tensors[name] = tensor
         for module, training in modes:
             module.training = training
@@ -168,17 +166,17 @@ class _CallRecorder(TorchFunctionMode):
         self,
         model: nn.Module,
         layers: Mapping[str, nn.Module],
-        opened_layers: frozenset[str],
+        opened: frozenset[str],
         fake: FakeTensorMode,
         low: torch.dtype | None,
-        summed_layers: Sequence[str],
+        summed: Sequence[str],
         attributes: _Attributes,
     ) -> None:
         super().__init__()
         self._attributes = attributes
         self.recording = Recording()
         self.without_gradient: set[str] = set()
-        self._model, self._layers, self._opened, self._fake, self._low = model, layers, opened_layers, fake, low
+        self._model, self._layers, self._opened, self._fake, self._low = model, layers, opened, fake, low
         self._inside: list[str] = []
         self._before: tuple[tuple[object, ...], Mapping[str, object], dict[int, int]] = ((), {}, {})
         self._random = False
@@ -196,9 +194,7 @@ class _CallRecorder(TorchFunctionMode):
         }
         self._storages = {_memory(p): ModuleTensor(*name.rpartition(".")[::2]) for name, p in model.named_parameters()}
         # Parameters whose gradients their modules add up over a tensor axis, while they run.
-        self._summed = {
-            self._known[id(p)] for name in summed_layers for p in model.get_submodule(name).parameters(False)
-        }
+        self._summed = {self._known[id(p)] for name in summed for p in model.get_submodule(name).parameters(False)}
         self._own: dict[str, set[int]] = {}  # the memory of a layer's parameters
         self._foreign: set[ModuleTensor] = set()  # parameters that a layer uses and that belong elsewhere
 
@@ -207,21 +203,21 @@ class _CallRecorder(TorchFunctionMode):
             inputs = input_form.empty(samples, low)
         self.recording.inputs = len(inputs)
         for tensor in inputs:
-            self._number(tensor, is_own=True)
-        with contextlib.ExitStack() as contexts:
+            self._number(tensor, own=True)
+        with contextlib.ExitStack() as around:
             for path, module in self._layers.items():
                 # Runs before other hooks on the way in, and after them on the way out: the hooks belong to the layer.
                 enter = module.register_forward_pre_hook(self._enter(path), prepend=True, with_kwargs=True)
-                contexts.callback(enter.remove)
+                around.callback(enter.remove)
                 leave = module.register_forward_hook(self._leave(path), with_kwargs=True)
-                contexts.callback(leave.remove)
-            contexts.enter_context(_with_known_numbers(lambda tensor: self._constant(tensor) is not None))
-            contexts.enter_context(self._fake)
-            contexts.enter_context(OperationMode(self._watched))
-            contexts.enter_context(
+                around.callback(leave.remove)
+            around.enter_context(_with_known_numbers(lambda tensor: self._constant(tensor) is not None))
+            around.enter_context(self._fake)
+            around.enter_context(OperationMode(self._watched))
+            around.enter_context(
                 torch.autocast("cpu", dtype=self._low or torch.bfloat16, enabled=self._low is not None)
             )
-            contexts.enter_context(torch.enable_grad())
+            around.enter_context(torch.enable_grad())
             self._ambient = _cast()
             with self:
                 output = input_form.run(self._model, inputs)
@@ -231,8 +227,8 @@ class _CallRecorder(TorchFunctionMode):
         self.recording.outputs = tuple(leaf.number for leaf in result.leaves if isinstance(leaf, RecordedValue))
         if not self.recording.outputs:
             raise CaptureError("what it returns is not a tensor that its forward computes")
-        parameters = {id(parameter): self._known[id(parameter)] for parameter in self._model.parameters()}
-        names = {key: reference for key, reference in parameters.items() if isinstance(reference, ModuleTensor)}
+        known = {id(parameter): self._known[id(parameter)] for parameter in self._model.parameters()}
+        names = {key: reference for key, reference in known.items() if isinstance(reference, ModuleTensor)}
         self.recording.repeated = repeated_uses(self.recording, self._alive, names)
 
     def _returned(self, leaf: object) -> object:
@@ -260,9 +256,9 @@ class _CallRecorder(TorchFunctionMode):
         if self._inside:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if name in _ASKS and isinstance(args[0], Tensor) and (constant := self._constant(args[0])) is not None:
+        if name in _ASKS and isinstance(args[0], Tensor) and (known := self._constant(args[0])) is not None:
             with unset_fake_temporarily():
-                return func(constant, *args[1:], **kwargs)
+                return func(known, *args[1:], **kwargs)
         if name in _LOST:
             raise CaptureError(f"its forward calls `{name}` on a tensor", _line())
         versions = _versions((args, kwargs))
@@ -310,9 +306,9 @@ class _CallRecorder(TorchFunctionMode):
     def _look(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Notes parameters that the running layer takes from elsewhere."""
         for tensor in tensors_of((args, kwargs)):
-            parameter = self._storages.get(_memory(tensor))
-            if parameter is not None and not self._within(tensor, self._inside[0]):
-                self._foreign.add(parameter)
+            held = self._storages.get(_memory(tensor))
+            if held is not None and not self._within(tensor, self._inside[0]):
+                self._foreign.add(held)
 
     def _within(self, tensor: Tensor, path: str) -> bool:
         if path not in self._own:
@@ -323,7 +319,7 @@ class _CallRecorder(TorchFunctionMode):
 
     def _note(
         self,
-        target: Any,
+        what: Any,
         layer: bool,
         args: tuple[object, ...],
         kwargs: Mapping[str, object],
@@ -333,84 +329,77 @@ class _CallRecorder(TorchFunctionMode):
         for tensor in tensors_of((args, kwargs)):
             if (name := self._attributes.name_of(tensor)) and times_written(tensor) != versions.get(id(tensor)):
                 raise CaptureError(f"its forward changes `{name}`, which {_ATTRIBUTE}", _line())
-        changed_keys = {
-            key for key, version in _versions((args, kwargs)).items() if versions.get(key, version) != version
-        }
+        changed = {key for key, version in _versions((args, kwargs)).items() if versions.get(key, version) != version}
         tensors = tensors_of(result)
-        if not tensors and not changed_keys and not layer:
+        if not tensors and not changed and not layer:
             return
         facts = self.recording.facts
-        changes = {self._known[key] for key in changed_keys if key in self._known}
-        for reference in changes:
-            if isinstance(reference, ModuleTensor):
-                raise CaptureError(f"its forward changes `{full(reference)}` outside of a layer", _line())
-            if any(facts[reference.number].memory == facts[n].memory for n in range(self.recording.inputs)):
+        changes = {self._known[key] for key in changed if key in self._known}
+        for each in changes:
+            if isinstance(each, ModuleTensor):
+                raise CaptureError(f"its forward changes `{full(each)}` outside of a layer", _line())
+            if any(facts[each.number].memory == facts[n].memory for n in range(self.recording.inputs)):
                 raise CaptureError("its forward writes into its own input", _line())
-            self._rewritten.add(facts[reference.number].memory)
-        input_numbers: set[int] = set()
-        module_tensors: set[ModuleTensor] = set()
-        references = (
-            self._replace_tensors(args, input_numbers, module_tensors, target),
-            self._replace_tensors(kwargs, input_numbers, module_tensors, target),
-        )
-        if astray := (module_tensors | self._foreign) & self._summed:
+            self._rewritten.add(facts[each.number].memory)
+        takes: set[int] = set()
+        held: set[ModuleTensor] = set()
+        written = self._replace_tensors(args, takes, held, what), self._replace_tensors(kwargs, takes, held, what)
+        if astray := (held | self._foreign) & self._summed:
             reason = f"`{full(min(astray))}` is used outside of a layer, where nothing adds up its gradients"
             raise CaptureError(reason, _line())
-        trains = not module_tensors.isdisjoint(self._parameters)
-        is_own = not (layer or trains or self._random) and all(facts[number].own for number in input_numbers)
+        trains = not held.isdisjoint(self._parameters)
+        own = not (layer or trains or self._random) and all(facts[number].own for number in takes)
         call = Call(
-            what=target,
+            what=what,
             layer=layer,
-            args=references[0],
-            kwargs=references[1],
-            gives=tuple(self._number(tensor, is_own=is_own) for tensor in tensors),
-            takes=frozenset(input_numbers),
-            held=frozenset(module_tensors | self._foreign),
-            changes=frozenset(reference.number for reference in changes if isinstance(reference, RecordedValue)),
-            own=is_own,
+            args=written[0],
+            kwargs=written[1],
+            gives=tuple(self._number(tensor, own=own) for tensor in tensors),
+            takes=frozenset(takes),
+            held=frozenset(held | self._foreign),
+            changes=frozenset(each.number for each in changes if isinstance(each, RecordedValue)),
+            own=own,
             grad=torch.is_grad_enabled(),
             cast=None if _cast() == self._ambient else _cast(),
             where=_line(),
         )
         self.recording.calls.append(call)
 
-    def _number(self, tensor: Tensor, is_own: bool) -> int:
-        reference = self._known.get(id(tensor))
-        if isinstance(reference, RecordedValue):
-            self._nodes[reference.number] = _node(tensor)
-            return reference.number
+    def _number(self, tensor: Tensor, own: bool) -> int:
+        known = self._known.get(id(tensor))
+        if isinstance(known, RecordedValue):
+            self._nodes[known.number] = _node(tensor)
+            return known.number
         number = len(self.recording.facts)
         self._alive.append(tensor)
         self._nodes[number] = _node(tensor)
-        if reference is None:
+        if known is None:
             self._known[id(tensor)] = RecordedValue(number)
         self.recording.facts[number] = Fact(
             small=tuple(tensor.shape),
             dtype=tensor.dtype,
             memory=_memory(tensor),
-            own=is_own,
+            own=own,
         )
         return number
 
-    def _replace_tensors(
-        self, value: Any, input_numbers: set[int], module_tensors: set[ModuleTensor], target: Any
-    ) -> Any:
-        """Replaces the tensors in `value` by references, and adds these to `input_numbers` and `module_tensors`."""
+    def _replace_tensors(self, value: Any, takes: set[int], held: set[ModuleTensor], what: Any) -> Any:
+        """Returns `value` with references in the place of tensors, and adds these to `takes` and `held`."""
         if isinstance(value, Tensor):
-            reference = self._known.get(id(value))
-            if reference is None and (fault := self._attributes.fault(value, self._model)):
+            known = self._known.get(id(value))
+            if known is None and (fault := self._attributes.fault(value, self._model)):
                 raise CaptureError(fault, _line())
-            if isinstance(reference, RecordedValue):
-                self._check(value, reference.number)
-                input_numbers.add(reference.number)
-            elif reference is not None:
-                module_tensors.add(reference)
-            return Constant(value) if reference is None else reference
+            if isinstance(known, RecordedValue):
+                self._check(value, known.number)
+                takes.add(known.number)
+            elif known is not None:
+                held.add(known)
+            return Constant(value) if known is None else known
         if isinstance(value, slice | tuple | list | dict):
-            return map_parts(lambda part: self._replace_tensors(part, input_numbers, module_tensors, target), value)
+            return map_parts(lambda each: self._replace_tensors(each, takes, held, what), value)
         if value is None or value is Ellipsis or isinstance(value, _PLAIN + _TORCHS):
             return value
-        taker = f"`{target}`" if isinstance(target, str) else "torch"
+        taker = f"`{what}`" if isinstance(what, str) else "torch"
         raise CaptureError(f"it hands {taker} a `{type(value).__name__}`, which may hold tensors", _line())
 
     def _check(self, tensor: Tensor, number: int) -> None:
@@ -423,25 +412,25 @@ class _CallRecorder(TorchFunctionMode):
 
     def _constant(self, tensor: Tensor) -> Tensor | None:
         """Returns the numbers of a tensor that follows from constants alone; None for others."""
-        reference = self._known.get(id(tensor))
-        if not isinstance(reference, RecordedValue):
+        known = self._known.get(id(tensor))
+        if not isinstance(known, RecordedValue):
             return None
-        needed_numbers, calls = {reference.number}, []
+        needed, chosen = {known.number}, []
         for call in reversed(self.recording.calls):
-            if not touches(self.recording, call, needed_numbers):
+            if not touches(self.recording, call, needed):
                 continue
             if not call.own or call.held:
                 return None
-            calls.append(call)
-            needed_numbers |= call.takes
-        if min(needed_numbers) < self.recording.inputs:
+            chosen.append(call)
+            needed |= call.takes
+        if min(needed) < self.recording.inputs:
             return None
         values: dict[int, Tensor] = {}
         with unset_fake_temporarily(), without_torch_function(), torch.no_grad():
-            for call in reversed(calls):
-                result = call.what(*filled(call.args, values, {}, 0, None), **filled(call.kwargs, values, {}, 0, None))
-                values.update(zip(call.gives, tensors_of(result), strict=True))
-        return values[reference.number]
+            for call in reversed(chosen):
+                found = call.what(*filled(call.args, values, {}, 0, None), **filled(call.kwargs, values, {}, 0, None))
+                values.update(zip(call.gives, tensors_of(found), strict=True))
+        return values[known.number]
 
 
 def _node(tensor: Tensor) -> str:
@@ -489,10 +478,10 @@ class _Attributes:
                 if tensor is not None:
                     self._kept.append(tensor)
                     owners.setdefault(storage_identity(tensor), full(ModuleTensor(path, name)))
-        registered = {id(tensor) for tensor in self._kept}
+        own = {id(tensor) for tensor in self._kept}
         for path, module in model.named_modules():
             for name, tensor in attribute_tensors(module):
-                if id(tensor) in registered:
+                if id(tensor) in own:
                     continue
                 place = full(ModuleTensor(path, name))
                 self._kept.append(tensor)
@@ -508,7 +497,7 @@ class _Attributes:
                     self._faults[id(tensor)] = f"{attribute} has a gradient: compute it in `forward`"
                 else:
                     self._kept.append(fake.from_tensor(tensor))
-                    self._memory |= {storage_identity(copy): place for copy in self._kept[-2:]}
+                    self._memory |= {storage_identity(each): place for each in self._kept[-2:]}
 
     def name_of(self, tensor: Tensor) -> str:
         """Returns the name of the attribute whose memory this is; "" for none."""
@@ -521,8 +510,8 @@ class _Attributes:
         if getattr(tensor, "fake_mode", None) is None:
             return ""
         for path, module in model.named_modules():
-            for name, attribute_tensor in attribute_tensors(module):
-                if attribute_tensor is tensor:
+            for name, each in attribute_tensors(module):
+                if each is tensor:
                     place = full(ModuleTensor(path, name))
                     return f"it uses the tensor of an earlier forward pass that it keeps in `{place}`"
         return (
@@ -537,8 +526,8 @@ def _line() -> str:
     """Returns the line of the user's own code that is running."""
     frame = sys._getframe(1)
     while frame is not None:
-        if line := _named(frame.f_code.co_filename, frame.f_lineno):
-            return line
+        if own := _named(frame.f_code.co_filename, frame.f_lineno):
+            return own
         frame = frame.f_back  # type: ignore[assignment]
     return ""
 

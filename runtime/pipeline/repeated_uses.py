@@ -38,34 +38,28 @@ def repeated_uses(
             origins[node] = dict.fromkeys(name for source in sources for name in origins[source])
             origins[node] |= {owners[node]: None} if node in owners else {}
         else:
-            for parameter in dict.fromkeys(
-                source_parameter for source in sources for source_parameter in leaves.get(source, ())
-            ):
+            for parameter in dict.fromkeys(each for source in sources for each in leaves.get(source, ())):
                 if parameter in names:
                     uses[parameter].append(node)
     users: dict[object, list[int]] = defaultdict(list)
     for parameter, nodes in uses.items():
         for node in nodes:
             users[node].append(parameter)
-    repeated: dict[Repeated, None] = {}
+    found: dict[Repeated, None] = {}
     for parameter, nodes in uses.items():
-        for later_use in nodes[:MOST] if len(nodes) > 1 else ():
-            upstream = _upstream_first(later_use)
-            upstream_nodes = set(upstream[:-1])
-            for earlier_use in (node for node in nodes if node in upstream_nodes):
+        for later in nodes[:MOST] if len(nodes) > 1 else ():
+            upstream = _upstream_first(later)
+            there = set(upstream[:-1])
+            for earlier in (node for node in nodes if node in there):
                 places = dict.fromkeys(
                     name
-                    for use in (earlier_use, later_use)
+                    for use in (earlier, later)
                     for name in (*_layers_before(use, parameter, leaves, origins), owners.get(use, ""))
                 )
-                for other_parameter in (
-                    other_parameter
-                    for node in _nodes_between(earlier_use, upstream)
-                    for other_parameter in users.get(node, ())
-                ):
-                    if other_parameter != parameter:
-                        repeated[(full(names[parameter]), *places, full(names[other_parameter]))] = None
-    return tuple(repeated)
+                for other in (other for node in _nodes_between(earlier, upstream) for other in users.get(node, ())):
+                    if other != parameter:
+                        found[(full(names[parameter]), *places, full(names[other]))] = None
+    return tuple(found)
 
 
 def _layers_before(
@@ -77,30 +71,30 @@ def _layers_before(
     return [name for source in sources for name in origins[source]]
 
 
-def _nodes_between(first_use: Node, upstream: list[Node]) -> list[Node]:
-    """Returns the nodes of `upstream` that depend on `first_use`, without the last node."""
-    dependents = {first_use}
-    nodes = []
+def _nodes_between(earlier: Node, upstream: list[Node]) -> list[Node]:
+    """Returns the nodes of `upstream` that depend on `earlier`, without the last of it."""
+    after = {earlier}
+    found = []
     for node in upstream[:-1]:
-        if any(source in dependents for source, _ in node.next_functions):
-            dependents.add(node)
-            nodes.append(node)
-    return nodes
+        if any(source in after for source, _ in node.next_functions):
+            after.add(node)
+            found.append(node)
+    return found
 
 
 def _upstream_first(*ends: Node | None) -> list[Node]:
     """Returns the nodes of the graph of autograd that `ends` depend on, and these, each after those it depends on."""
     order: list[Node] = []
     visited: set[Node] = set()
-    stack = [(end, False) for end in reversed(ends) if end is not None]
-    while stack:
-        node, is_expanded = stack.pop()
-        if is_expanded:
+    pending = [(end, False) for end in reversed(ends) if end is not None]
+    while pending:
+        node, ready = pending.pop()
+        if ready:
             order.append(node)
         elif node not in visited:
             visited.add(node)
-            stack.append((node, True))
-            stack += [(source, False) for source, _ in node.next_functions if source is not None]
+            pending.append((node, True))
+            pending += [(source, False) for source, _ in node.next_functions if source is not None]
     return order
 
 
@@ -111,11 +105,11 @@ def _owners(recording: Recording, tensors: list[Tensor]) -> dict[object, str]:
     layer = next(iter(recording.starts), "")
     for number, call in enumerate(recording.calls):
         layer = starts.get(number, layer)
-        for result in call.gives:
-            stack = [tensors[result].grad_fn]
-            while stack:
-                node = stack.pop()
+        for given in call.gives:
+            pending = [tensors[given].grad_fn]
+            while pending:
+                node = pending.pop()
                 if node is not None and node not in owners:
                     owners[node] = layer
-                    stack += [source for source, _ in node.next_functions]
+                    pending += [source for source, _ in node.next_functions]
     return owners

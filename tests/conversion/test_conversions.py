@@ -43,4 +43,4 @@ def test_each_diagnostic_is_an_annotation(monkeypatch: pytest.MonkeyPatch) -> No
         "::error file=ds_config.json,line=6,endLine=6,col=12,endColumn=21,title=dslc E1103::`fp16` and `bf16` are both "
         "enabled, and DeepSpeed refuses it%0Ahelp: enable one of them"
     )
-    assert len(lines) == 4
+    assert len(lines) == 5

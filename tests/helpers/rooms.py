@@ -60,6 +60,7 @@ ROOMS = (
     "cli/launching",
     "cli/sweeps",
     "cli/conversion",
+    "cli/proof",
     "cli/editor",
     "cli/commands",
     "cli",

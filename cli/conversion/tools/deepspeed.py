@@ -37,7 +37,7 @@ _STRICT = ("fp16.", "bf16.", f"{_ZERO}.", "tensorboard.", "wandb.", "csv_monitor
 
 def read_deepspeed(file: ConfigFile, draft: Draft) -> None:
     """Adds the settings of the file, and the outcome of each key. `draft.arguments` resolve `auto`."""
-    autos = {**draft.autos, **_resolve_autos(draft.arguments)}
+    autos = {**draft.autos, **resolve_autos(draft.arguments)}
     reader = KeyReader(NAME, file, draft, key_table("deepspeed"), autos=autos, auto_help=_AUTO_HELP)
     _compare_arguments(reader)
     _read_axes(reader)
@@ -50,7 +50,7 @@ def read_deepspeed(file: ConfigFile, draft: Draft) -> None:
     reader.finish(refuses=lambda key: key.startswith(_STRICT))
 
 
-def _resolve_autos(arguments: Mapping[str, Json]) -> dict[str, tuple[Json, str]]:
+def resolve_autos(arguments: Mapping[str, Json]) -> dict[str, tuple[Json, str]]:
     """Returns the values that the Trainer puts in the place of `auto`."""
     autos = {
         key: (arguments[name], f"`{name}`") for key, name in _ARGUMENT_OF.items() if arguments.get(name) is not None
@@ -67,7 +67,7 @@ def _resolve_autos(arguments: Mapping[str, Json]) -> dict[str, tuple[Json, str]]
 
 def _compare_arguments(reader: KeyReader) -> None:
     """Reports a key that differs from the argument of the Trainer, which refuses such a pair."""
-    for key, (value, name) in _resolve_autos(reader.draft.arguments).items():
+    for key, (value, name) in resolve_autos(reader.draft.arguments).items():
         stated = reader.file.value(key)
         if stated is None or is_auto(stated) or name == "the Trainer" or key.endswith("total_num_steps"):
             continue
@@ -367,13 +367,22 @@ def _read_rates(reader: KeyReader, arguments: dict[str, str]) -> None:
         reader.carry(f"{_SCHEDULER}.{key}", f"train.lr_schedule.from = {arguments.get('from', '0')}")
 
 
-def _read_rest(reader: KeyReader) -> None:
-    clip = reader.number("gradient_clipping")
-    if clip:
+def _read_clip(reader: KeyReader) -> None:
+    clip, optimizer = reader.number("gradient_clipping"), reader.draft.optimizer
+    if optimizer is not None and optimizer.word == "onebit_adam":
+        reader.draft.drop("train.clip")
+        reader.name("gradient_clipping", "each rank has a gradient of its own under `onebit_adam`, and none is clipped")
+    elif clip:
         reader.put("gradient_clipping", "train.clip", value_text(clip))
     elif clip is not None:
         reader.draft.drop("train.clip")
-        reader.imply("gradient_clipping", "0 clips nothing, as by default")
+        reader.imply("gradient_clipping", "0 clips nothing, as by default in a job")
+    elif not reader.has("gradient_clipping") and not reader.has(f"{_OPTIMIZER}.max_grad_norm"):
+        reader.default("train.clip", "1.0", "gradient_clipping = 1.0")
+
+
+def _read_rest(reader: KeyReader) -> None:
+    _read_clip(reader)
     steps = reader.number("steps_per_print")
     if steps and 1 <= steps < 10**9:
         reader.put("steps_per_print", "log.every", quantity(steps, "step"))

@@ -152,7 +152,10 @@ def _read_warmup(reader: KeyReader) -> str:
             )
             reader.name("warmup_ratio", "`warmup_steps` is carried, as the tool does")
     elif ratio and ratio < 1:
+        length = reader.whole_number("max_steps", least=-1)
         text = f"{value_text(round(ratio * 100, 8))}%"
+        if length and length > 0:
+            text = quantity(math.ceil(length * ratio), "step")  # transformers rounds up, and a share of a job does not
     elif ratio:
         reader.name("warmup_ratio", "it is a share of the training below 1")
         return ""
@@ -197,12 +200,9 @@ def read_model(reader: KeyReader, key: str) -> None:
     reader.carry(key, f"model.network = transformers({quoted(folder)}), model.weights")
 
 
-def set_token_source(reader: KeyReader, key: str, default: int | None = None) -> None:
-    """Sets a source of tokens with the context length of this key, or with the tool's default."""
+def set_token_source(reader: KeyReader, key: str) -> None:
+    """Sets a source of tokens with the context length of this key, if the file states one."""
     context = reader.whole_number(key)
-    if context is None and default and not reader.has(key):
-        context = default
-        reader.defaults.append(f"`{key.rpartition('.')[2]} = {default}`")
     hint = "name your data: `dslc tokens` makes it" + ("" if context else "; and its length")
     reader.draft.set("data.source", f'tokens("your_data/*.bin", context = {context or 1024})', hint)
     reader.carry(key, f"data.source.context = {context}")

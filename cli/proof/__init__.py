@@ -1,0 +1,1 @@
+"""Runs another tool and a converted job from the same weights, and compares their curves."""

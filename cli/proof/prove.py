@@ -1,0 +1,179 @@
+"""Proves a conversion: trains with the other tool and with the job, from the same weights and on the same samples."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dslc.compiler.ir.program import CheckpointStep, ObserveMode
+from dslc.conversion.convert import convert_files
+from dslc.conversion.draft import Draft
+from dslc.conversion.key_reader import is_auto
+from dslc.conversion.recognize import TOOLS
+from dslc.conversion.tools.deepspeed import resolve_autos
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.json_value import Json
+from dslc.dsl.language.units import number
+from dslc.dsl.meaning.load import LoadResult, load_text
+from dslc.jobs.check_job import show
+from dslc.jobs.prepare_run import Ready, launch_quietly, prepare, show_failure
+from dslc.proof.compare_curves import compare_curves, rates_differ
+from dslc.proof.proof_job import ProofSizes, default_base, proof_draft, steps_per_epoch, with_base
+from dslc.proof.run_tool import RUNNERS, check_tool, run_tool
+from dslc.proof.runners.proof_files import Curve, ProofSetup, write_setup
+from dslc.runtime.process.program_file import write_program
+from dslc.terminal.exit_codes import JOB_AT_FAULT, TRAINING_FAILED, CommandFailedError
+from dslc.verification.variants import observed, one_process
+
+if TYPE_CHECKING:
+    from dslc.dsl.language.job import JobSpec
+
+_RATES = "tool_rates"  # the module with the tool's rates
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Both curves, the job's at the tool's rates if these differ, and what was changed and found, in words."""
+
+    tool: Curve
+    job: Curve
+    at_tool_rates: Curve | None
+    sizes: ProofSizes
+    changes: Sequence[str]
+    findings: Sequence[str]
+
+
+def prove(draft: Draft, *, model: str, python: str, steps: int, folder: str) -> Proof:
+    """Trains both in the folder. Raises CommandFailedError if the job is refused or a training fails, and ToolError if
+    the tool cannot run.
+    """
+    name = draft.tools[0]
+    if name not in RUNNERS:
+        raise CommandFailedError(f"--prove runs {', '.join(tool.title for tool in RUNNERS.values())}, and not yet "
+                                 f"{TOOLS[name]}", JOB_AT_FAULT)  # fmt: skip
+    check_tool(RUNNERS[name], python)
+    resolutions: list[str] = []
+    autos: Mapping[str, Json] = {}
+    if name == "deepspeed":
+        draft, resolutions, autos = _resolved(draft, steps)
+    small, sizes = proof_draft(draft)
+    base = os.path.abspath(model) if model else _write_base(small, sizes, steps, folder)
+    text = with_base(small, base)
+    _write(folder, "job.plt", text)
+    job = _prepare(text, folder)
+    one = _prepare(text, folder, one_rank=True)
+    steps = min(steps, job.program.steps)
+    setup = ProofSetup(
+        config=draft.files[name].root,
+        micro=sizes.micro,
+        accumulation=sizes.accumulation,
+        ranks=sizes.ranks,
+        steps=steps,
+        length=job.program.steps,
+        autos=autos,
+        other=draft.files["deepspeed"].root if name != "deepspeed" and "deepspeed" in draft.files else {},
+    )
+    write_setup(folder, setup)
+    write_program(folder, one.program, one.places)
+    tool_curve = run_tool(name, python, folder, sizes.ranks)
+    job_curve = _train_job(job, steps, os.path.join(folder, "job"))
+    at_tool_rates = None
+    if rates_differ(tool_curve, job_curve):
+        at_tool_rates = _train_at_rates(small, base, tool_curve.rates, job, steps, folder)
+    factors = {"rank": sizes.ranks, "micro-batch": sizes.accumulation}
+    if sizes.accumulation > 1:
+        factors["micro-batch of each rank"] = sizes.accumulation * sizes.ranks
+    findings = compare_curves(tool_curve, job_curve, at_tool_rates, factors)
+    changes = [*resolutions, *sizes.changes, *(change for change in tool_curve.changes if change not in sizes.changes)]
+    return Proof(tool_curve, job_curve, at_tool_rates, sizes, changes, findings)
+
+
+def _write_base(draft: Draft, sizes: ProofSizes, steps: int, folder: str) -> str:
+    """Writes a job with the network and the data; where the configuration states no length, it has one."""
+    schedule = "  lr_schedule = warmup_linear(warmup = 3 steps)\n" if draft.tools[0] == "accelerate" else ""
+    text = default_base(sizes.batch, sizes.batch * steps_per_epoch(draft, steps), schedule)
+    return _write(folder, "network.plt", text)
+
+
+def _write(folder: str, name: str, text: str) -> str:
+    path = os.path.join(folder, name)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+    return path
+
+
+def _prepare(text: str, folder: str, *, one_rank: bool = False) -> Ready:
+    """Returns the job, ready to run and observed; in one process if `one_rank`."""
+    loaded: LoadResult = load_text(text, "job.plt", folder)
+    report = Report()
+    ready = None
+    if loaded.job is not None and not loaded.report.errors:
+        job: JobSpec = one_process(loaded.job) if one_rank else observed(loaded.job)
+        ready = prepare(replace(loaded, job=job), report)
+    if ready is None:
+        show([*loaded.report.errors, *report.errors])
+        raise CommandFailedError("the job of the proof is refused: --model names a job with your network and data",
+                                 JOB_AT_FAULT)  # fmt: skip
+    return replace(ready, program=replace(ready.program, mode=ObserveMode()))
+
+
+# Arguments by which a proof resolves `auto`, where no file has them.
+_ARGUMENTS: dict[str, Json] = {"learning_rate": 1e-3, "weight_decay": 0.01, "adam_beta1": 0.9, "adam_beta2": 0.999,
+              "adam_epsilon": 1e-8, "max_grad_norm": 1.0, "warmup_steps": 3, "fp16": False,
+              "bf16": False, "gradient_accumulation_steps": 1, "per_device_train_batch_size": 4}  # fmt: skip
+
+
+def _resolved(draft: Draft, steps: int) -> tuple[Draft, list[str], Mapping[str, Json]]:
+    """Returns the draft of a DeepSpeed file with its `auto` resolved, with what was changed, and each value."""
+    file = draft.files["deepspeed"]
+    if not any(is_auto(value) for _, value in file.values()):
+        return draft, [], {}
+    arguments = {**_ARGUMENTS, "max_steps": steps}
+    resolved = Draft(devices=draft.devices, arguments=arguments)
+    convert_files([file], resolved, tool="deepspeed")
+    autos = {key: value for key, (value, _) in resolve_autos(arguments).items()}
+    resolved.set("train.steps", str(steps))
+    change = "`auto` is resolved by arguments of the Trainer: learning_rate 0.001, weight_decay 0.01, warmup_steps 3"
+    return resolved, [change], autos
+
+
+def _train_job(ready: Ready, steps: int, folder: str) -> Curve:
+    from dslc.runtime.measure.observe import Observation
+
+    program = replace(
+        ready.program,
+        steps=steps,
+        log_every=steps,
+        tensorboard=False,
+        hooks=(),
+        loggers=(),
+        checkpoint=CheckpointStep(),
+    )
+    outcome = launch_quietly(program, ready.places, folder)
+    if outcome.failure is not None:
+        show_failure(outcome, before="the job: ")
+        raise CommandFailedError(status=TRAINING_FAILED)
+    curve = Curve(name="the job")
+    for ranks in zip(*Observation(folder, program.world_size).ranks, strict=True):
+        loss = sum(rank.total for rank in ranks) / max(1.0, ranks[0].number)
+        curve.add(loss, ranks[0].norm, ranks[0].lr)
+    return curve
+
+
+def _train_at_rates(draft: Draft, base: str, rates: Sequence[float], job: Ready, steps: int, folder: str) -> Curve:
+    """Trains the job at the rates of the tool."""
+    peak = job.program.optimizer.lr
+    factors = ", ".join(repr(rate / peak) for rate in rates)
+    _write(
+        folder,
+        f"{_RATES}.py",
+        f"FACTORS = [{factors}]\n\n\ndef factor(step: int, steps: int) -> float:\n"
+        "    return FACTORS[min(step, len(FACTORS) - 1)]\n",
+    )
+    changed = replace(draft, settings=dict(draft.settings), schedule=None)
+    if draft.optimizer is not None and "lr" not in draft.optimizer.arguments:
+        changed.optimizer = draft.optimizer.having(lr=number(peak))
+    changed.set("train.lr_schedule", f'python("{_RATES}:factor")')
+    return _train_job(_prepare(with_base(changed, base), folder), steps, os.path.join(folder, "at-tool-rates"))
