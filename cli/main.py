@@ -129,6 +129,11 @@ def _plan(made: argparse.ArgumentParser) -> None:
         "--why", action="store_true", help="of a job with `auto`: compare the chosen plan with its runners-up"
     )
     made.add_argument("--lock", action="store_true", help="write the plan's hash and its causes to the job's .lock")
+    made.add_argument(
+        "--chakra",
+        metavar="FOLDER",
+        help="write the plan as Chakra execution traces, one for each rank, for simulators",
+    )
     made.add_argument("--origins", action="store_true", help="show which file or --set gave each value")
     _trace_argument(made)
 
@@ -369,7 +374,11 @@ def _completion(made: argparse.ArgumentParser) -> None:
 _COMMANDS = {
     "run": ("compile, launch and train", "dslc run digits.plt --set train.epochs=2 --out runs/first", _run),
     "check": ("find every reason to reject a job; start nothing", "dslc check *.plt --json", _check),
-    "plan": ("show what every rank will do", "dslc plan cluster.plt --rank 5", _plan),
+    "plan": (
+        "show what every rank will do",
+        "dslc plan cluster.plt --rank 5\n  dslc plan cluster.plt --chakra traces",
+        _plan,
+    ),
     "diff": (
         "show what differs between two plans; exit status 0: nothing, 1: something, 2: a plan cannot be made",
         "dslc diff main:cluster.plt cluster.plt --markdown",

@@ -105,7 +105,7 @@ _BLOCKS: Mapping[str, str] = {  # where a job states what a step of its program 
 SAME_TRAINING: Mapping[type, set[str]] = {
     p.JobProgram: {
         *("timeout", "restarts", "offload", "compiled", "deterministic", "recompute", "checkpoint"),
-        *("evaluate_every", "evaluate_start", "evaluate_training", "metrics"),
+        *("check_replicas", "evaluate_every", "evaluate_start", "evaluate_training", "metrics"),
         *("log_every", "tensorboard", "hooks", "loggers"),
     },
     p.GradientStep: {"kind", "reshard"},
@@ -128,7 +128,7 @@ DERIVED: Mapping[type, set[str]] = {
     p.ExchangeStep: {"agrees", "pieces"},
     DataStep: {"seed", "whole", "structured", "ignore"},
     DataNode: {"shares", "last_shares", "microbatch", "microbatches"},
-    TrainingNode: {"compiled", "restarts"},
+    TrainingNode: {"check_replicas", "compiled", "restarts"},
 }
 _WHERE = {"line", "folder"}  # the place in a file at which something is written
 

@@ -37,6 +37,7 @@ KINDS = {
     "08": "Features of other machines or later versions",
     "09": "Checkpoints",
     "10": "Plan files",
+    "11": "Configurations of other tools",
 }
 # The diagrams of the gallery: job, view, caption.
 DIAGRAMS = (

@@ -103,7 +103,7 @@ class _TrainingRun:
         self._factor = schedule(job.learning_rate)
         again = board.attempt > 1
         self._checkpoints = Checkpoints(
-            job, place, parts, run_dir, hooks, again=again, tell=board.note, rate=self._rate_after
+            job, place, parts, run_dir, hooks, is_restart=again, notify=board.note, rate=self._rate_after
         )
         start = self._checkpoints.resume()
         if parts.exchange is not None:
@@ -120,7 +120,7 @@ class _TrainingRun:
         self._told = StepReduction(job, place, parts, board, self._guard, self._checkpoints, self._goals, self._phases)
         self._slow = slow_step_watch(job)
         self._order = OrderCheck(job, place, parts)
-        self._replicas = ReplicaCheck(job, place, parts)
+        self._replicas = ReplicaCheck(job, place, parts, self._newest_checkpoint)
         self._measure = Measure(job, place, parts, start.step)
         self._observer: Observer | None = None
         self._work = self._worker(start.step)
@@ -176,6 +176,9 @@ class _TrainingRun:
         if hooks is not None:
             hooks.after_step(told.loss)
         self._replicas.after_step(self._step)
+        if self._replicas.is_due(self._step):
+            with self._phases.pause():
+                self._replicas.compare(self._step)
         self._timed = told.stopped and self._board.timed
         if told.stopped and not self._timed and not self._checkpoints.on:
             return True
@@ -188,6 +191,11 @@ class _TrainingRun:
                 self._replicas.compare(self._step)
                 self._checkpoints.save(self._step, self._seen, self._seconds, self._goals.progress, batch.marks)
         return ended
+
+    def _newest_checkpoint(self) -> str:
+        """Waits until the last checkpoint is published, and returns its path; "" if there is none."""
+        self._checkpoints.finish()
+        return self._checkpoints.newest
 
     def _begin(self, epoch: int) -> float:
         """Enters the next step, and returns its learning rate."""

@@ -105,6 +105,8 @@ def objection(floor: str, path: str, found: Import) -> str | None:
         if found.is_within("graphviz"):
             drawing = path == "show/canvas.py" or (late and path == "show/picture.py")
             return None if drawing else "graphviz is for compiler/show/canvas.py and functions of picture.py"
+        if found.is_within("google.protobuf"):
+            return None if late and path == "show/chakra.py" else "protobuf is for functions of compiler/show/chakra.py"
         if found.is_within("cattrs"):
             codec = late and path == "ir/codec.py"
             return None if codec else "cattrs is for the functions of compiler/ir/codec.py"

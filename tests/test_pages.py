@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.paths import ROOT
 
+from dslc.dsl.codes import titles
 from dslc.main import build_parser
 from dslc.terminal.version import __version__
 
@@ -128,6 +129,11 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
     named = set(re.findall(r": ([a-z/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M))
     generated = {"examples.md", "gallery.md", "codes/index.md"}
     assert named == generated | {path.name for path in (ROOT / "docs").glob("*.md")}
+
+
+def test_the_site_has_a_heading_for_each_kind_of_code() -> None:
+    text = (ROOT / "docs" / "generated_pages.py").read_text(encoding="utf-8")
+    assert {code[1:3] for code in titles()} == set(re.findall(r'^    "(\d\d)": "', text, re.MULTILINE))
 
 
 @pytest.mark.parametrize(

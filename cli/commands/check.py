@@ -21,7 +21,7 @@ from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT
 
 def main(arguments: argparse.Namespace) -> int:
     reports: dict[str, list[Diagnostic]] = {}
-    chosen = "json" if arguments.json else arguments.format
+    output_format = "json" if arguments.json else arguments.format
     status = GOOD
     for path in arguments.jobs:
         if arguments.fix or arguments.unsafe_fixes:
@@ -29,19 +29,24 @@ def main(arguments: argparse.Namespace) -> int:
 
             for line in fix_job(path, arguments.settings, trace=arguments.trace, unsafe=arguments.unsafe_fixes):
                 print(plain(line), file=sys.stderr)
-        report, analysis, goes_on = check_with(path, arguments)
+        report, analysis, resume_text = check_with(path, arguments)
         reports[path] = list(report)
         if report.errors:
             status = JOB_AT_FAULT
-        if chosen == "text":
+        if output_format == "text":
             show(report)
             if arguments.fix and not arguments.unsafe_fixes:
                 _name_unsafe_fixes(report)
             if not report.errors and analysis:
-                so_far = describe_unchecked(analysis, trace=arguments.trace)
-                print(plain(f"{path} is good{so_far}: {_summary(analysis)}" + (f"; {goes_on}" if goes_on else "")))
-    if chosen != "text":
-        _write(chosen, reports)
+                unchecked_text = describe_unchecked(analysis, trace=arguments.trace)
+                print(
+                    plain(
+                        f"{path} is good{unchecked_text}: {_summary(analysis)}"
+                        + (f"; {resume_text}" if resume_text else "")
+                    )
+                )
+    if output_format != "text":
+        _write(output_format, reports)
     return status
 
 
@@ -53,20 +58,22 @@ def _name_unsafe_fixes(report: Report) -> None:
         print(f"{plural(count, 'error')} {verb} by another value: --unsafe-fixes sets it", file=sys.stderr)
 
 
-def _write(chosen: str, reports: dict[str, list[Diagnostic]]) -> None:
+def _write(output_format: str, reports: dict[str, list[Diagnostic]]) -> None:
     """Prints the diagnostics of all jobs for another program."""
-    if chosen == "json":
-        json.dump(to_json(diagnostic for found in reports.values() for diagnostic in found), sys.stdout, indent=2)
+    if output_format == "json":
+        json.dump(
+            to_json(diagnostic for diagnostics in reports.values() for diagnostic in diagnostics), sys.stdout, indent=2
+        )
         print()
         return
     from dslc.terminal import diagnostic_formats
 
-    if chosen == "sarif":
+    if output_format == "sarif":
         json.dump(diagnostic_formats.sarif(reports), sys.stdout, indent=2, ensure_ascii=False)
         print()
     else:
         sys.stdout.write(
-            diagnostic_formats.github(reports) if chosen == "github" else diagnostic_formats.junit(reports)
+            diagnostic_formats.github(reports) if output_format == "github" else diagnostic_formats.junit(reports)
         )
 
 
@@ -75,15 +82,15 @@ def check_with(path: str, arguments: argparse.Namespace) -> tuple[Report, Analys
     combination, and the checkpoint from which it would resume, in words.
     """
     analyses: list[Analysis] = []
-    goes_on = ""
+    resume_text = ""
 
     def then(analysis: Analysis, report: Report) -> None:
-        nonlocal goes_on
+        nonlocal resume_text
         analyses.append(analysis)
         if arguments.resume is not None:
             from dslc.runs.resume import check_resume
 
-            goes_on = check_resume(analysis, arguments.resume, report)
+            resume_text = check_resume(analysis, arguments.resume, report)
 
     report, analysis = check_one(path, arguments.settings, trace=arguments.trace, then=then)
     if arguments.resume is not None:  # which asks for a folder that holds checkpoints
@@ -92,7 +99,7 @@ def check_with(path: str, arguments: argparse.Namespace) -> tuple[Report, Analys
         from dslc.jobs.lock import check_lock
 
         check_lock(path, load(path, arguments.settings), analyses[0], report)
-    return report, analysis, goes_on
+    return report, analysis, resume_text
 
 
 def _summary(analysis: Analysis) -> str:
@@ -101,8 +108,8 @@ def _summary(analysis: Analysis) -> str:
     counts, world = analysis.layout.node_counts, analysis.layout.world_size
     parts = [plural(world, "rank")]
     if len(counts) > 1:
-        on = f"trains on {either(counts)} nodes"
-        parts = [on, f"on {counts[-1]}: {parts[0]}"]
+        nodes_text = f"trains on {either(counts)} nodes"
+        parts = [nodes_text, f"on {counts[-1]}: {parts[0]}"]
     if analysis.model:
         count = analysis.model.parameters
         parts.append(f"{count_text(count)} parameter{'s' * (count != 1)}")

@@ -39,18 +39,18 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.devices:
         return _compare_counts(job, arguments)
     fields = auto_fields(job) or SEARCHED
-    report, begun = Report(), time.perf_counter()
+    report, start = Report(), time.perf_counter()
     choice = explore_plans(job, report, trace=arguments.trace, fields=fields)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     show(report)
     if choice is None or (choice.plan is None and not choice.plans):
         return JOB_AT_FAULT
-    written = None if auto_fields(job) else price_written(job, trace=arguments.trace)
+    written_plan = None if auto_fields(job) else price_written(job, trace=arguments.trace)
     if arguments.json:
         json.dump(choice_json(choice) | {"seconds": round(seconds, 3)}, sys.stdout, indent=2)
         print()
     else:
-        print(plain_lines("\n".join(_lines(job, choice, written, seconds))))
+        print(plain_lines("\n".join(_lines(job, choice, written_plan, seconds))))
     if choice.plan is None:
         return JOB_AT_FAULT
     if arguments.picture:
@@ -80,29 +80,29 @@ def _points(choice: PlanChoice) -> list[PlanPoint]:
 
 def _load(arguments: argparse.Namespace) -> JobSpec:
     """Returns the job; of a sweep the first combination. Raises CommandFailedError with the mistakes shown."""
-    loaded, combinations = load_each(arguments.job, arguments.settings)
+    load_result, combinations = load_each(arguments.job, arguments.settings)
     if len(combinations) > 1:
         print("the job sweeps over several trainings: the plans are of the first", file=sys.stderr)
-    if loaded.report.errors or combinations[0].job is None:
-        show(loaded.report)
+    if load_result.report.errors or combinations[0].job is None:
+        show(load_result.report)
         raise CommandFailedError(status=JOB_AT_FAULT)
     return replace(combinations[0].job, sweep={})
 
 
-def _lines(job: JobSpec, choice: PlanChoice, written: PricedPlan | None, seconds: float) -> list[str]:
+def _lines(job: JobSpec, choice: PlanChoice, written_plan: PricedPlan | None, seconds: float) -> list[str]:
     names = [path.partition(".")[2] for path in choice.fields]
     lines = [f"{job.source.name}: {count_line(choice)}; {seconds:.1f} s", f"searched: {', '.join(names)}"]
     front = choice.front
-    shown = front if len(front) <= _SHOWN else [*front[: _SHOWN - 2], *front[-2:]]
-    chosen = [choice.plan] if choice.plan is not None and choice.plan not in shown else []
-    rows = [plan_row(plan, "->" if plan is choice.plan else "") for plan in [*chosen, *shown]]
-    if written is not None and not written.code:
-        rows.append(plan_row(written, "as written"))
+    shown_plans = front if len(front) <= _SHOWN else [*front[: _SHOWN - 2], *front[-2:]]
+    hidden_choice = [choice.plan] if choice.plan is not None and choice.plan not in shown_plans else []
+    rows = [plan_row(plan, "->" if plan is choice.plan else "") for plan in [*hidden_choice, *shown_plans]]
+    if written_plan is not None and not written_plan.code:
+        rows.append(plan_row(written_plan, "as written"))
     lines += ["", *(f"  {line}" for line in table(rows, RIGHT, HEAD))]
-    if len(shown) < len(front):
-        lines.append(f"  and {len(front) - len(shown)} more that no other beats in both time and memory")
-    if written is not None and written.code:
-        lines.append(f"  as written, the job is refused: {written.code}, {written.message}")
+    if len(shown_plans) < len(front):
+        lines.append(f"  and {len(front) - len(shown_plans)} more that no other beats in both time and memory")
+    if written_plan is not None and written_plan.code:
+        lines.append(f"  as written, the job is refused: {written_plan.code}, {written_plan.message}")
     if choice.plan is not None and choice.plan.source == "bound":
         lines += ["", "times are those of the data sheet, at best: they order plans, and predict none"]
     return lines
@@ -126,14 +126,14 @@ def _compare_counts(job: JobSpec, arguments: argparse.Namespace) -> int:
             rows.append((str(count), *(f"none: {error.code}, {error.message}" for error in report.errors[:1])))
             continue
         status = GOOD
-        used = plan.step_time * count
-        hours = f"{used * job.train.steps / 3600:,.3g}" if job.train.steps else ""
+        device_time = plan.step_time * count
+        hours = f"{device_time * job.train.steps / 3600:,.3g}" if job.train.steps else ""
         best = "at best " if plan.source == "bound" else ""
         row = (
             plan.text(),
             f"{best}{time_text(plan.step_time)}",
             byte_text(plan.peak),
-            f"{best}{time_text(used)}",
+            f"{best}{time_text(device_time)}",
             hours,
         )
         rows.append((str(count), *row))
@@ -144,15 +144,15 @@ def _compare_counts(job: JobSpec, arguments: argparse.Namespace) -> int:
 
 def _counts(text: str) -> list[int]:
     """Returns the counts of a range `8..64`, each twice the one before. Raises CommandFailedError for another text."""
-    first, dots, last = text.partition("..")
+    lowest, dots, highest = text.partition("..")
     if (
         len(text) > 20
-        or not (first.isdecimal() and (last.isdecimal() or not dots))
-        or not 1 <= int(first) <= int(last or first) <= 2**20
+        or not (lowest.isdecimal() and (highest.isdecimal() or not dots))
+        or not 1 <= int(lowest) <= int(highest or lowest) <= 2**20
     ):
         raise CommandFailedError(plain(f"`--devices {text}` is no count and no range of counts such as 8..64"))
-    counts = [int(first)]
-    while dots and counts[-1] * 2 <= int(last):
+    counts = [int(lowest)]
+    while dots and counts[-1] * 2 <= int(highest):
         counts.append(counts[-1] * 2)
     return counts
 
@@ -160,11 +160,11 @@ def _counts(text: str) -> list[int]:
 def _with_devices(job: JobSpec, count: int) -> JobSpec:
     """Returns the job on another count of devices, with as many on a node as it has. Raises CommandFailedError."""
     devices, field = job.devices, "cpus" if job.devices.gpus is None else "gpus"
-    each = getattr(devices, field) or 1
-    if not isinstance(each, int) or each < 1:
+    per_node = getattr(devices, field) or 1
+    if not isinstance(per_node, int) or per_node < 1:
         raise CommandFailedError("`--devices` needs a job that says how many devices a node has: `gpus = 8`")
-    if count > each and count % each:
-        raise CommandFailedError(f"{count} devices are no whole number of nodes of {each}")
-    nodes = max(1, count // each)
+    if count > per_node and count % per_node:
+        raise CommandFailedError(f"{count} devices are no whole number of nodes of {per_node}")
+    nodes = max(1, count // per_node)
     changes: dict[str, Any] = {"nodes": nodes, field: count // nodes}
     return replace(job, devices=replace(devices, **changes))

@@ -57,9 +57,9 @@ def main(arguments: argparse.Namespace) -> int:
         return JOB_AT_FAULT
     names = ", ".join(os.path.basename(path) for path in arguments.files)
     text = job_text(draft, plain(f"Converted from {names} by dslc convert."))
-    loaded = load_text(text, arguments.output or "job.plt")
-    if loaded.report.errors:  # what the tool would refuse too, such as Nesterov's momentum without a momentum
-        show(loaded.report)
+    load_result = load_text(text, arguments.output or "job.plt")
+    if load_result.report.errors:  # what the tool would refuse too, such as Nesterov's momentum without a momentum
+        show(load_result.report)
         return JOB_AT_FAULT
     lines = "\n".join([head_line(arguments.files, draft), *key_lines(draft)])
     if arguments.output:

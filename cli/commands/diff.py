@@ -35,15 +35,15 @@ class _Side(NamedTuple):
 
 
 def main(arguments: argparse.Namespace) -> int:
-    first = _open(arguments.first, [], arguments.trace)
-    second = _open(arguments.second or arguments.first, arguments.settings, arguments.trace)
-    changes = compare_plans(first.graph, second.graph)
+    first_side = _open(arguments.first, [], arguments.trace)
+    second_side = _open(arguments.second or arguments.first, arguments.settings, arguments.trace)
+    changes = compare_plans(first_side.graph, second_side.graph)
     if arguments.json:
-        json.dump(_json(first, second, changes), sys.stdout, indent=2)
+        json.dump(_json(first_side, second_side, changes), sys.stdout, indent=2)
         print()
     else:
         lines = _markdown if arguments.markdown else _text
-        print(plain_lines("\n".join(lines(first, second, changes))))
+        print(plain_lines("\n".join(lines(first_side, second_side, changes))))
     return DIFFERENT if changes else SAME
 
 
@@ -55,11 +55,11 @@ def _open(name: str, settings: Sequence[str], trace: bool) -> _Side:
     path = os.path.join(name, "plan.json") if os.path.isdir(name) else name
     graph = None
     if is_plan_file(path):
-        made = open_plan(path, report, [f"--set {setting}" for setting in settings])
-        graph = made.graph if made else None
+        plan_file = open_plan(path, report, [f"--set {setting}" for setting in settings])
+        graph = plan_file.graph if plan_file else None
     else:
-        loaded = load_revision(path, settings, report) if is_revision(path) else load(path, settings)
-        analysis = inspect(loaded, report, trace=trace) if loaded else None
+        load_result = load_revision(path, settings, report) if is_revision(path) else load(path, settings)
+        analysis = inspect(load_result, report, trace=trace) if load_result else None
         graph = compile_plan(analysis).graph if analysis and not report.errors else None
     show(report.errors)
     if graph is None:
@@ -70,20 +70,20 @@ def _open(name: str, settings: Sequence[str], trace: bool) -> _Side:
 # ------------------------------------------------------------------------------------------------------- checkpoints
 
 
-def _misfits(first: PlanGraph, second: PlanGraph, changes: Sequence[PlanDifference]) -> list[str] | None:
+def _misfits(first_graph: PlanGraph, second_graph: PlanGraph, changes: Sequence[PlanDifference]) -> list[str] | None:
     """Returns why the second job cannot resume from checkpoints of the first; None if that is unknown."""
-    if first.find(Training) is None or second.find(Training) is None:
+    if first_graph.find(Training) is None or second_graph.find(Training) is None:
         return None
-    one, other = (emit(graph, plan_hash(graph)) for graph in (first, second))
-    shapes = _shapes(one), _shapes(other)
+    first_program, second_program = (emit(graph, plan_hash(graph)) for graph in (first_graph, second_graph))
+    shapes = _shapes(first_program), _shapes(second_program)
     if None in shapes and any(change.what.startswith("model.") for change in changes):
         return None
-    return incompatibilities(fit_of(one, shapes[0]), fit_of(other, shapes[1]))
+    return incompatibilities(fit_of(first_program, shapes[0]), fit_of(second_program, shapes[1]))
 
 
 def _shapes(job: JobProgram) -> Shapes | None:
     """Returns the shapes of the parameters; None for a network of the user's or of transformers."""
-    return {each.parameter: each.shape for each in job.model.inits} or None
+    return {init.parameter: init.shape for init in job.model.inits} or None
 
 
 def _checkpoints(reasons: Sequence[str] | None) -> str:
@@ -97,25 +97,27 @@ def _checkpoints(reasons: Sequence[str] | None) -> str:
 # ------------------------------------------------------------------------------------------------------------ output
 
 
-def _text(first: _Side, second: _Side, changes: Sequence[PlanDifference]) -> list[str]:
-    lines = [f"{first.name}  ->  {second.name}: {summary(changes)}"]
+def _text(first_side: _Side, second_side: _Side, changes: Sequence[PlanDifference]) -> list[str]:
+    lines = [f"{first_side.name}  ->  {second_side.name}: {summary(changes)}"]
     if not changes:
         return lines
-    lines += [f"checkpoints: {_checkpoints(_misfits(first.graph, second.graph, changes))}"]
+    lines += [f"checkpoints: {_checkpoints(_misfits(first_side.graph, second_side.graph, changes))}"]
     for section in SECTIONS:
         table = rows(changes, section)
         lines += ["", _TITLES.get(section, section)] if table else []
         widths = [max((len(row[n]) for row in table), default=0) for n in range(3)]
-        for what, before, after, relative in table:
-            lines.append(f"  {what:{widths[0]}}  {before:>{widths[1]}}  ->  {after:<{widths[2]}}  {relative}".rstrip())
+        for field, old_value, new_value, relative in table:
+            lines.append(
+                f"  {field:{widths[0]}}  {old_value:>{widths[1]}}  ->  {new_value:<{widths[2]}}  {relative}".rstrip()
+            )
     return lines
 
 
-def _markdown(first: _Side, second: _Side, changes: Sequence[PlanDifference]) -> list[str]:
-    lines = [f"**`{first.name}` → `{second.name}`: {summary(changes)}**"]
+def _markdown(first_side: _Side, second_side: _Side, changes: Sequence[PlanDifference]) -> list[str]:
+    lines = [f"**`{first_side.name}` → `{second_side.name}`: {summary(changes)}**"]
     if not changes:
         return lines
-    lines += ["", f"Checkpoints: {_checkpoints(_misfits(first.graph, second.graph, changes))}."]
+    lines += ["", f"Checkpoints: {_checkpoints(_misfits(first_side.graph, second_side.graph, changes))}."]
     for section in SECTIONS:
         table = rows(changes, section)
         lines += (
@@ -127,11 +129,11 @@ def _markdown(first: _Side, second: _Side, changes: Sequence[PlanDifference]) ->
     return lines
 
 
-def _json(first: _Side, second: _Side, changes: Sequence[PlanDifference]) -> dict[str, object]:
+def _json(first_side: _Side, second_side: _Side, changes: Sequence[PlanDifference]) -> dict[str, object]:
     return {
-        "before": {"name": plain(first.name), "hash": plan_hash(first.graph)},
-        "after": {"name": plain(second.name), "hash": plan_hash(second.graph)},
+        "before": {"name": plain(first_side.name), "hash": plan_hash(first_side.graph)},
+        "after": {"name": plain(second_side.name), "hash": plan_hash(second_side.graph)},
         "same_training": not any(change.section == "training" for change in changes),
-        "checkpoint_misfits": _misfits(first.graph, second.graph, changes),
+        "checkpoint_misfits": _misfits(first_side.graph, second_side.graph, changes),
         "changes": [to_json(change) for change in changes],
     }

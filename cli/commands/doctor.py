@@ -110,9 +110,9 @@ def _lines(findings: list[SystemItem]) -> Iterator[str]:
             yield from [""] * bool(section)
             section = finding.section
             yield section
-        what = finding.found or "missing"
+        version = finding.found or "missing"
         purpose = f", for {finding.purpose}" if finding.purpose else ""
-        yield f"  {finding.name:{width}}  {what}{purpose if finding.missing else ''}"
+        yield f"  {finding.name:{width}}  {version}{purpose if finding.missing else ''}"
         if finding.remedy:
             yield f"  {'':{width}}  -> {finding.remedy}"
 
@@ -127,13 +127,13 @@ def _machine() -> Iterator[SystemItem]:
     yield finding("dslc", f"{__version__}, in {os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}")
     yield finding("Python", f"{platform.python_version()}, {sys.executable}")
     torch = this_machine().torch
-    missing = torch == "none"
-    yield finding("torch", "" if missing else torch, missing=missing, purpose="every training",
-                  remedy="pip install torch" if missing else "")  # fmt: skip
+    is_missing = torch == "none"
+    yield finding("torch", "" if is_missing else torch, missing=is_missing, purpose="every training",
+                  remedy="pip install torch" if is_missing else "")  # fmt: skip
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     yield finding("CPU", f"{this_machine().processor}, {plural(cores, 'core')}, {byte_text(memory)} of memory")
-    if not missing:
+    if not is_missing:
         yield finding("GPUs", *_gpus())
     if os.path.isdir("/dev/shm"):
         space = os.statvfs("/dev/shm")
@@ -180,12 +180,12 @@ def _libraries() -> Iterator[SystemItem]:
         name, bounds, extra = match.groups()
         version = _version(name)
         fits = bool(version) and all(_is_within(version, bound) for bound in bounds.split(","))
-        found = version if fits else f"{version}, and {bounds} is needed" if version else ""
+        version_text = version if fits else f"{version}, and {bounds} is needed" if version else ""
         yield SystemItem(
             section="libraries",
             name=name,
             purpose=EXTRAS.get(extra, f"dslc[{extra}]"),
-            found=found,
+            found=version_text,
             missing=not fits,
             remedy="" if fits else f"pip install 'dslc[{extra}]'",
         )
@@ -203,10 +203,10 @@ def _is_within(version: str, bound: str) -> bool:
     match = re.fullmatch(r"\s*(>=|<)\s*([\d.]+)\s*", bound)
     if match is None:
         return True
-    here, there = _release(version), _release(match[2])
-    length = max(len(here), len(there))
-    padded = [(*numbers, *[0] * (length - len(numbers))) for numbers in (here, there)]
-    return padded[0] >= padded[1] if match[1] == ">=" else padded[0] < padded[1]
+    present, bound_release = _release(version), _release(match[2])
+    length = max(len(present), len(bound_release))
+    releases = [(*numbers, *[0] * (length - len(numbers))) for numbers in (present, bound_release)]
+    return releases[0] >= releases[1] if match[1] == ">=" else releases[0] < releases[1]
 
 
 def _release(version: str) -> tuple[int, ...]:

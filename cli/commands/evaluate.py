@@ -19,20 +19,22 @@ from dslc.terminal.exit_codes import GOOD, CommandFailedError
 def main(arguments: argparse.Namespace) -> int:
     _, combinations = load_each(arguments.job, arguments.settings)
     split = arguments.split
-    made, taken = prepare_inference(combinations[0], arguments.checkpoint, EvaluateMode, split=split, raw=arguments.raw)
-    samples = getattr(made.program.data, f"{split}_samples")
+    ready, selected = prepare_inference(
+        combinations[0], arguments.checkpoint, EvaluateMode, split=split, raw=arguments.raw
+    )
+    samples = getattr(ready.program.data, f"{split}_samples")
     if not samples:
         raise CommandFailedError(
             f"there is nothing to evaluate on: the job holds no samples out (`--set data.{split}=10%`)"
         )
-    found = metrics(made)
+    results = metrics(ready)
     if arguments.json:
-        step = taken.manifest.step if taken.manifest else None
-        print(json.dumps({"checkpoint": taken.path, "step": step, "samples": samples, **finite(found)}))
+        step = selected.manifest.step if selected.manifest else None
+        print(json.dumps({"checkpoint": selected.path, "step": step, "samples": samples, **finite(results)}))
         return GOOD
-    print(plain(f"{taken} over {samples:,} {split} samples"))
+    print(plain(f"{selected} over {samples:,} {split} samples"))
 
-    for line in table(row for name, value in found.items() for row in _rows(name, value)):
+    for line in table(row for name, value in results.items() for row in _rows(name, value)):
         print(f"  {line}")
     return GOOD
 
@@ -45,4 +47,4 @@ def _rows(name: str, value: Any) -> Iterator[tuple[str, str]]:
         for number, row in enumerate(value):
             yield from _rows(f"{name}[{number}]", row)
     else:
-        yield name, "  ".join(f"{each:.6g}" for each in value)
+        yield name, "  ".join(f"{number:.6g}" for number in value)

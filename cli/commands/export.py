@@ -30,9 +30,9 @@ _OTHERS = (".bin", ".ckpt", ".csv", ".json", ".npz", ".onnx", ".pth", ".pkl", ".
 
 def main(arguments: argparse.Namespace) -> int:
     output = arguments.output.rstrip(os.sep) or os.sep
-    wrong = _fault(output, arguments.adapter)
-    if wrong:
-        raise CommandFailedError(plain(wrong))
+    fault = _fault(output, arguments.adapter)
+    if fault:
+        raise CommandFailedError(plain(fault))
     _, combinations = load_each(arguments.job, arguments.settings)
     report = Report()
     job = combinations[0].job
@@ -43,12 +43,12 @@ def main(arguments: argparse.Namespace) -> int:
     if report.errors or analysis is None:
         show(report.errors)
         return JOB_AT_FAULT
-    wrong = _fault_of_folder(analysis, arguments.adapter) if not output.endswith(_FILES) else ""
-    if wrong:
-        raise CommandFailedError(plain(wrong))
-    taken = select_weights(analysis.job, arguments.checkpoint)
-    check_compatibility(taken, analysis)
-    return _export(analysis, taken, output, arguments)
+    fault = _fault_of_folder(analysis, arguments.adapter) if not output.endswith(_FILES) else ""
+    if fault:
+        raise CommandFailedError(plain(fault))
+    selected = select_weights(analysis.job, arguments.checkpoint)
+    check_compatibility(selected, analysis)
+    return _export(analysis, selected, output, arguments)
 
 
 def _needs_trace(job: JobSpec | None, output: str) -> bool:
@@ -64,15 +64,15 @@ def _needs_trace(job: JobSpec | None, output: str) -> bool:
     return headless and any(python_calls(job))
 
 
-def _export(analysis: Analysis, taken: SelectedWeights, output: str, arguments: argparse.Namespace) -> int:
+def _export(analysis: Analysis, selected: SelectedWeights, output: str, arguments: argparse.Namespace) -> int:
     from dslc.runtime.checkpoint.export import SHARD, Adapted, export, export_adapter, export_folder
     from dslc.runtime.checkpoint.state import CheckpointError
 
     job, raw, network = analysis.job, arguments.raw, analysis.job.model.network
     adapter, facts = adapter_step(job.model.adapter), analysis.facts.model
-    adapted: Adapted | None = None
+    adapter_weights: Adapted | None = None
     if adapter is not None:
-        adapted = Adapted(step=adapter, transposed=frozenset(facts.transposed) if facts else None)
+        adapter_weights = Adapted(step=adapter, transposed=frozenset(facts.transposed) if facts else None)
     step: TransformersStep | None = None
     if isinstance(network, TransformersNetwork):
         step = locate_paths(transformers_step(job, network, analysis.source), job.folder)
@@ -80,17 +80,17 @@ def _export(analysis: Analysis, taken: SelectedWeights, output: str, arguments: 
     try:
         if output.endswith(_FILES):
             ties = {base_name(a): base_name(b) for a, b in ties.items()}
-            count = export(taken.path, ties, output, raw=raw, adapted=adapted)
+            count = export(selected.path, ties, output, raw=raw, adapter_weights=adapter_weights)
         elif arguments.adapter:
-            assert adapted is not None
+            assert adapter_weights is not None
             start = job.model.start.path if job.model.start else ""
             base = start if os.path.isdir(start) else ""
             kind = _PEFT_KINDS.get(step.kind, "") if step else ""
-            count = export_adapter(taken.path, adapted, output, base=base, kind=kind, raw=raw, ties=ties)
+            count = export_adapter(selected.path, adapter_weights, output, base=base, kind=kind, raw=raw, ties=ties)
         else:
             assert step is not None
-            most = arguments.max_shard_size or SHARD
-            count = export_folder(taken.path, step, output, most, raw=raw, adapted=adapted)
+            shard_bytes = arguments.max_shard_size or SHARD
+            count = export_folder(selected.path, step, output, shard_bytes, raw=raw, adapter_weights=adapter_weights)
     except (CheckpointError, ModelError, OSError, ImportError) as error:
         _show_error(error)
         return TRAINING_FAILED
@@ -99,7 +99,7 @@ def _export(analysis: Analysis, taken: SelectedWeights, output: str, arguments: 
         size = sum(entry.stat().st_size for entry in os.scandir(output) if entry.name.endswith(".safetensors"))
     if output.endswith(".safetensors") and ties:
         print(plain(_once(ties)))
-    print(plain(f"{output}: {plural(count, 'tensor')}, {plural(size, 'byte')}, of {taken}"))
+    print(plain(f"{output}: {plural(count, 'tensor')}, {plural(size, 'byte')}, of {selected}"))
     return GOOD
 
 
@@ -114,7 +114,7 @@ def _show_error(error: Exception) -> None:
 
 def _once(ties: Mapping[str, str]) -> str:
     """Says which names a file lacks, because the format holds a tensor once."""
-    names = shorten_list([f"`{name}` is `{whose}`" for name, whose in ties.items()])
+    names = shorten_list([f"`{name}` is `{owner}`" for name, owner in ties.items()])
     return (
         f"note: {names}, which the file holds once, as the format requires: `safetensors.torch.load_model` takes it, "
         "or write a .pt"
@@ -123,13 +123,13 @@ def _once(ties: Mapping[str, str]) -> str:
 
 def _fault(output: str, adapter: bool) -> str:
     """Returns the reason why nothing can be written there; "" if there is none."""
-    beside = os.path.dirname(os.path.abspath(output))
+    parent = os.path.dirname(os.path.abspath(output))
     if adapter and output.endswith(_FILES):
         return "an adapter is written into a folder, as peft's `save_pretrained` does"
     if output.endswith(_OTHERS):
         return "weights are written as .safetensors or .pt, or into a folder as `save_pretrained` does"
-    if not os.path.isdir(beside):
-        return f"there is no folder {beside}"
+    if not os.path.isdir(parent):
+        return f"there is no folder {parent}"
     if output.endswith(_FILES) or not os.path.lexists(output):
         return ""
     return "" if os.path.isdir(output) and not os.listdir(output) else f"{output} is not an empty folder"

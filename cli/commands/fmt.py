@@ -33,14 +33,14 @@ def _format(path: str, *, check: bool) -> bool:
     if report.errors or document is None:
         show(report)
         return False
-    made = format_document(document)
+    formatted = format_document(document)
     if path == "-":
-        sys.stdout.write(made)
-    elif made != text and check:
+        sys.stdout.write(formatted)
+    elif formatted != text and check:
         print(plain(f"{path} is not formatted: `dslc fmt {path}` does it"), file=sys.stderr)
         return False
-    elif made != text:
-        overwrite(path, made)
+    elif formatted != text:
+        overwrite(path, formatted)
         print(plain(f"{path} formatted"), file=sys.stderr)
     return True
 

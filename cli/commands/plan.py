@@ -6,20 +6,25 @@ import argparse
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
-from dslc.compiler.compile import compile_plan
+from dslc.compiler.compile import Compiled, compile_plan
 from dslc.compiler.graph.build import build_graph
 from dslc.compiler.graph.passes import PASSES
+from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.graph.plan_text import plan_text
 from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.rules.choice.choice_text import HEAD, RIGHT, chosen_line, count_line, why_rows
 from dslc.compiler.rules.training.custom_optimizer import tell_of_memory
+from dslc.compiler.show.chakra import GROUPS, PlanNotTraceableError, write_execution_traces
 from dslc.compiler.show.explain import explain, explain_rank, table
+from dslc.compiler.show.schedule import known_times
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import LoadResult, load
 from dslc.dsl.plain import plain, plain_lines
+from dslc.dsl.words import plural
 from dslc.jobs.check_job import inspect, show
 from dslc.jobs.choose_plan import chosen_text, with_choice
 from dslc.jobs.lock import lock_path, write_lock
@@ -31,36 +36,40 @@ T = TypeVar("T")
 _RUNNERS_UP = 10
 
 
-def plan_of(arguments: argparse.Namespace) -> tuple[PlanView, Callable[[], str]]:
-    """Returns the plan of a job or of a plan file, and what makes the contents of its file. Raises CommandFailedError
-    with the mistakes shown.
+def plan_of(arguments: argparse.Namespace) -> tuple[PlanGraph, PlanView, Callable[[], str]]:
+    """Returns the plan of a job or of a plan file, its view, and what makes the contents of its file. Raises
+    CommandFailedError with the mistakes shown.
     """
     report = Report()
     if is_plan_file(arguments.job):
-        opened = open_plan(arguments.job, report, _changes(arguments))
-        plan_file = _require(report, opened)
-        return plan_file.plan, plan_file.text
-    loaded = load(arguments.job, arguments.settings)
-    analysis = inspect(loaded, report, trace=arguments.trace)
+        opened_file = open_plan(arguments.job, report, _changes(arguments))
+        plan_file = _require(report, opened_file)
+        return plan_file.graph, plan_file.plan, plan_file.text
+    load_result = load(arguments.job, arguments.settings)
+    analysis = inspect(load_result, report, trace=arguments.trace)
     if analysis is not None:
         report.extend(tell_of_memory(analysis.job, analysis.facts.optimizer))
-    compiled = compile_plan(_require(report, analysis))
-    if chosen := chosen_text(analysis):
-        print(plain(f"{chosen}; `dslc plan {arguments.job} --why` shows its runners-up"), file=sys.stderr)
-    return compiled.plan, lambda: file_of(compiled, with_choice(loaded, compiled.analysis)).text()
+    compilation = compile_plan(_require(report, analysis))
+    if choice := chosen_text(analysis):
+        print(plain(f"{choice}; `dslc plan {arguments.job} --why` shows its runners-up"), file=sys.stderr)
+    return compilation.graph, compilation.plan, partial(_file_text, compilation, load_result)
 
 
-def _require(report: Report, found: T | None) -> T:
+def _file_text(compilation: Compiled, load_result: LoadResult) -> str:
+    return file_of(compilation, with_choice(load_result, compilation.analysis)).text()
+
+
+def _require(report: Report, result: T | None) -> T:
     """Shows a report, and returns what was found without mistakes. Raises CommandFailedError."""
     show(report)
-    if report.errors or found is None:
+    if report.errors or result is None:
         raise CommandFailedError(status=JOB_AT_FAULT)
-    return found
+    return result
 
 
 def _changes(arguments: argparse.Namespace) -> list[str]:
     """Returns the options of a command line that would change a plan."""
-    return [*(f"--set {each}" for each in arguments.settings), *(["--trace"] if arguments.trace else [])]
+    return [*(f"--set {setting}" for setting in arguments.settings), *(["--trace"] if arguments.trace else [])]
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -72,13 +81,15 @@ def main(arguments: argparse.Namespace) -> int:
         _print_reasons(arguments)
     elif arguments.lock:
         _lock(arguments)
+    elif arguments.chakra is not None:
+        _write_execution_traces(arguments)
     else:
         _print_plan(arguments)
     return GOOD
 
 
 def _print_plan(arguments: argparse.Namespace) -> None:
-    plan, text = plan_of(arguments)
+    _, plan, text = plan_of(arguments)
     if arguments.rank is not None and not 0 <= arguments.rank < plan.world_size:
         raise CommandFailedError(f"there is no rank {arguments.rank}: ranks are 0 to {plan.world_size - 1}")
     if arguments.json:
@@ -96,13 +107,13 @@ def _analyse(arguments: argparse.Namespace, option: str) -> tuple[LoadResult, An
     report = Report()
     if is_plan_file(arguments.job):
         _require(report, open_plan(arguments.job, report, [option]))
-    loaded = load(arguments.job, arguments.settings)
-    return loaded, _require(report, inspect(loaded, report, trace=arguments.trace))
+    load_result = load(arguments.job, arguments.settings)
+    return load_result, _require(report, inspect(load_result, report, trace=arguments.trace))
 
 
 def _print_after_pass(arguments: argparse.Namespace) -> None:
     """Prints the plan graph of a job after a pass."""
-    names = [each.name for each in PASSES]
+    names = [plan_pass.name for plan_pass in PASSES]
     if arguments.after not in names:
         raise CommandFailedError(plain(f"there is no pass `{arguments.after}`: the passes are {', '.join(names)}"))
     _, analysis = _analyse(arguments, f"--after {arguments.after}")
@@ -124,20 +135,34 @@ def _print_reasons(arguments: argparse.Namespace) -> None:
 
 def _lock(arguments: argparse.Namespace) -> None:
     """Writes the lock of a job beside it."""
-    loaded, analysis = _analyse(arguments, "--lock")
-    write_lock(arguments.job, loaded, analysis)
+    load_result, analysis = _analyse(arguments, "--lock")
+    write_lock(arguments.job, load_result, analysis)
     print(plain(f"{lock_path(arguments.job)} written; `dslc check {arguments.job} --locked` compares the plan with it"))
+
+
+def _write_execution_traces(arguments: argparse.Namespace) -> None:
+    """Writes the plan as Chakra execution traces, a file for each rank."""
+    graph, plan, _ = plan_of(arguments)
+    try:
+        names = write_execution_traces(graph, plan, arguments.chakra)
+    except PlanNotTraceableError as error:
+        raise CommandFailedError(plain(f"{arguments.job}: {error}")) from None
+    print(plain(f"{arguments.chakra}: {plural(len(names), 'execution trace')} of a step, from {names[0]} on, {GROUPS}"))
+    if known_times(plan) is None:
+        print(
+            plain(f"without durations, as the time of a step is unknown: `dslc calibrate {arguments.job}` measures it")
+        )
 
 
 def _print_origins(arguments: argparse.Namespace) -> None:
     report = Report()
     if is_plan_file(arguments.job):
-        opened = open_plan(arguments.job, report, _changes(arguments))
-        loaded = job_of(opened, arguments.job) if opened else None
+        opened_file = open_plan(arguments.job, report, _changes(arguments))
+        load_result = job_of(opened_file, arguments.job) if opened_file else None
     else:
-        loaded = load(arguments.job, arguments.settings)
-        report.extend(loaded.report)
-    origins = _require(report, loaded).origins
+        load_result = load(arguments.job, arguments.settings)
+        report.extend(load_result.report)
+    origins = _require(report, load_result).origins
     width = max(map(len, origins), default=0)
     for path, origin in sorted(origins.items()):
         print(plain(f"{path:{width}}  {origin}"))

@@ -20,23 +20,23 @@ def main(arguments: argparse.Namespace) -> int:
     if not os.path.isdir(folder):
         raise CommandFailedError(plain(f"there is no folder {folder}"))
     _, combinations = load_each(arguments.job, arguments.settings)
-    made, taken = prepare_inference(
+    ready, selected = prepare_inference(
         combinations[0], arguments.checkpoint, PredictMode, split=arguments.split, output=output, raw=arguments.raw
     )
-    data = made.program.data
+    data = ready.program.data
     if arguments.split in ("validation", "test") and not getattr(data, f"{arguments.split}_samples"):
         raise CommandFailedError(
             f"the job holds no samples out for its {arguments.split}: `--split train` or `--split all`"
         )
     if arguments.split in ("train", "all") and data.stream is not None:
         raise CommandFailedError("a stream has no samples to number: `--split validation`")
-    with run_inference(made, beside=folder) as parts:
+    with run_inference(ready, beside=folder) as parts:
         from dslc.runtime.loop.predictions import join
 
         try:
-            shapes = join(parts, made.program.world_size, output)
+            shapes = join(parts, ready.program.world_size, output)
         except (OSError, ValueError) as error:
             raise CommandFailedError(plain(f"{output} cannot be written: {error}"), TRAINING_FAILED) from error
-    told = ", ".join(f"{name} {' x '.join(map(str, shape))}" for name, shape in shapes.items())
-    print(plain(f"{arguments.output}: {told} of {taken}"))
+    shapes_text = ", ".join(f"{name} {' x '.join(map(str, shape))}" for name, shape in shapes.items())
+    print(plain(f"{arguments.output}: {shapes_text} of {selected}"))
     return GOOD

@@ -18,7 +18,7 @@ def main(arguments: argparse.Namespace) -> int:
 
     if os.path.splitext(arguments.output)[1] not in (".svg", ".png", ".dot", ".html"):
         raise CommandFailedError(plain(f"{arguments.output}: a picture is .svg, .png, .dot or .html"))
-    plan, _ = plan_of(arguments)
+    _, plan, _ = plan_of(arguments)
     write(draw(plan, arguments.view), arguments.output)
     print(plain(f"{arguments.output} written"), file=sys.stderr)
     return GOOD

@@ -42,31 +42,31 @@ _ONE_NODE = "a sweep runs on one node; `--set` chooses one of its values"
 
 
 def main(arguments: argparse.Namespace) -> int:
-    for option, given in (("--out", arguments.out), ("--profile", arguments.profile)):
-        if arguments.trial and given:
+    for option, value in (("--out", arguments.out), ("--profile", arguments.profile)):
+        if arguments.trial and value:
             raise CommandFailedError(f"`--try` leaves nothing, and `{option}` asks for something: leave one out")
     if arguments.parallel > 1 and (arguments.trial or is_plan_file(arguments.job)):
         raise CommandFailedError("`--parallel` is for the trainings of a job's `sweep`: leave it out")
     rendezvous = arguments.rendezvous or os.environ.get("DSLC_RENDEZVOUS", "")
-    if rendezvous and not arguments.trial and (wrong := no_endpoint(rendezvous)):
-        said = "--rendezvous" if arguments.rendezvous else "DSLC_RENDEZVOUS"
-        fault = plain(f"{said} is `{rendezvous}`, and `{wrong}` is not HOST or HOST:PORT")
+    if rendezvous and not arguments.trial and (bad_endpoint := no_endpoint(rendezvous)):
+        option_name = "--rendezvous" if arguments.rendezvous else "DSLC_RENDEZVOUS"
+        fault = plain(f"{option_name} is `{rendezvous}`, and `{bad_endpoint}` is not HOST or HOST:PORT")
         help = "the name or address of one of the hosts: node-a, node-a:29400, [fd00::1]:29400"
         raise CommandFailedError(f"{fault}\nhelp: {help}")
-    around = ALONE if arguments.trial else LaunchContext(hosts=bool(rendezvous), environ=os.environ)
+    context = ALONE if arguments.trial else LaunchContext(hosts=bool(rendezvous), environ=os.environ)
     if is_plan_file(arguments.job):
-        return _run_plan(arguments, rendezvous, around)
-    places = _worlds(around)
-    loaded, combinations = load_each(arguments.job, arguments.settings)
+        return _run_plan(arguments, rendezvous, context)
+    places = _worlds(context)
+    load_result, combinations = load_each(arguments.job, arguments.settings)
     report = Report()
-    how = {"profile": arguments.profile, "around": around}
-    ready = [prepare(chosen, report, **how) for chosen in combinations if not is_over_limit(report)]
-    if not _show_findings(report, places, arguments, rendezvous) or loaded.job is None:
+    options = {"profile": arguments.profile, "around": context}
+    jobs = [prepare(combination, report, **options) for combination in combinations if not is_over_limit(report)]
+    if not _show_findings(report, places, arguments, rendezvous) or load_result.job is None:
         return JOB_AT_FAULT
-    call = loaded.job.launch.with_
+    call = load_result.job.launch.with_
     if isinstance(call, SSH) and not rendezvous and not arguments.trial:
-        return _start_by_ssh(call, arguments, [each for each in ready if each is not None])
-    runs = [resume_after_restart(each) for each in ready if each is not None]
+        return _start_by_ssh(call, arguments, [job for job in jobs if job is not None])
+    runs = [resume_after_restart(job) for job in jobs if job is not None]
     if not places or places[0].speaks:
         _print_choices(runs)
     if arguments.trial:
@@ -78,20 +78,25 @@ def main(arguments: argparse.Namespace) -> int:
         raise CommandFailedError(plain(f"the training has ended without this pod: {arguments.out}"), GOOD)
     if rendezvous or _has_peers(runs[0]):
         return _run_with_others(runs, rendezvous, arguments)
-    runner = _runner(loaded, runs, arguments.parallel)
+    runner = _runner(load_result, runs, arguments.parallel)
     folder = folder_of(runs[0], arguments.out)
-    if not loaded.combinations:
+    if not load_result.combinations:
         return run_one(runs[0], folder, [arguments.job, *arguments.settings])
-    again = ["dslc", "run", arguments.job, *(word for each in arguments.settings for word in ("--set", each))]
-    again += ["--parallel", str(arguments.parallel)] if arguments.parallel > 1 else []
-    return run_sweep(loaded, runs, folder, runner, again)
+    repeat_command = [
+        "dslc",
+        "run",
+        arguments.job,
+        *(word for setting in arguments.settings for word in ("--set", setting)),
+    ]
+    repeat_command += ["--parallel", str(arguments.parallel)] if arguments.parallel > 1 else []
+    return run_sweep(load_result, runs, folder, runner, repeat_command)
 
 
 def _print_choices(runs: Sequence[Ready]) -> None:
     """Prints what was chosen for each training that leaves fields to the compiler."""
-    for each in runs:
-        if chosen := chosen_text(each.compiled.analysis):
-            print(plain(chosen))
+    for run in runs:
+        if choice := chosen_text(run.compiled.analysis):
+            print(plain(choice))
 
 
 def _start_by_ssh(call: SSH, arguments: argparse.Namespace, trainings: Sequence[Ready]) -> int:
@@ -118,16 +123,20 @@ def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse
         return WRONG_USAGE
 
     def then(outcome: Outcome, report: dict[str, Any] | None, folder: str) -> int:
-        again = [arguments.job, *arguments.settings]
-        return _report_outcome(runs[0], outcome, report, folder, again, rendezvous) if speaks else _status(outcome)
+        repeat_arguments = [arguments.job, *arguments.settings]
+        return (
+            _report_outcome(runs[0], outcome, report, folder, repeat_arguments, rendezvous)
+            if speaks
+            else _status(outcome)
+        )
 
-    where = HostPaths(job=arguments.job, rendezvous=rendezvous, out=arguments.out)
-    return train_with_others(runs[0], where, then)
+    paths = HostPaths(job=arguments.job, rendezvous=rendezvous, out=arguments.out)
+    return train_with_others(runs[0], paths, then)
 
 
-def _worlds(around: LaunchContext) -> list[World]:
+def _worlds(context: LaunchContext) -> list[World]:
     """Returns the places of this process; the first one counts."""
-    return list(worlds(around.environ).values()) if around.environ is not None else []
+    return list(worlds(context.environ).values()) if context.environ is not None else []
 
 
 def _has_peers(ready: Ready) -> bool:
@@ -142,16 +151,18 @@ def _show_findings(report: Report, places: Sequence[World], arguments: argparse.
     if speaks:
         show(report)
     if report.errors and places and places[0].size > 1:
-        where = HostPaths(job=arguments.job, rendezvous=rendezvous, out=arguments.out)
-        alike = any(each.code == NOT_STARTED for each in report.errors)  # each process finds it, and none meets
-        if alike or not tell_fault(places[0], where, render(presented(report), color=False)):
+        paths = HostPaths(job=arguments.job, rendezvous=rendezvous, out=arguments.out)
+        is_not_started = any(
+            error.code == NOT_STARTED for error in report.errors
+        )  # each process finds it, and none meets
+        if is_not_started or not tell_fault(places[0], paths, render(presented(report), color=False)):
             wait_for_speaker(places[0])
     return not report.errors
 
 
-def _run_plan(arguments: argparse.Namespace, rendezvous: str, around: LaunchContext) -> int:
-    report, places = Report(), _worlds(around)
-    ready = prepare_plan(arguments.job, arguments.settings, report, profile=arguments.profile, around=around)
+def _run_plan(arguments: argparse.Namespace, rendezvous: str, context: LaunchContext) -> int:
+    report, places = Report(), _worlds(context)
+    ready = prepare_plan(arguments.job, arguments.settings, report, profile=arguments.profile, around=context)
     if not _show_findings(report, places, arguments, rendezvous) or ready is None:
         return JOB_AT_FAULT
     if arguments.trial:
@@ -169,21 +180,21 @@ def _try_each(runs: Sequence[Ready]) -> int:
     from dslc.jobs.smoke_test import try_training
 
     status = GOOD
-    for n, ready in enumerate(runs, 1):
+    for n, run in enumerate(runs, 1):
         if len(runs) > 1:
             print(f"run {n} of {len(runs)}", flush=True)
-        status = max(status, try_training(ready))
+        status = max(status, try_training(run))
     return status
 
 
-def _runner(loaded: LoadResult, runs: Sequence[Ready], parallel: int) -> Runner:
+def _runner(load_result: LoadResult, runs: Sequence[Ready], parallel: int) -> Runner:
     """Returns the runner of a sweep's trainings, `parallel` at once. Raises CommandFailedError if that cannot be."""
     if parallel <= 1:
         return one_after_another(_run_of_sweep)
     from dslc.sweeps.side_by_side import NotHeld, at_once, places_for
 
     try:
-        if not loaded.combinations:
+        if not load_result.combinations:
             raise NotHeld("the job has no `sweep`, of which several trainings could run at once")
         return at_once(places_for(runs, min(parallel, len(runs))))
     except NotHeld as reason:
@@ -194,12 +205,12 @@ def _run_of_sweep(training: SweepTraining) -> int:
     return run_one(training.ready, training.folder, [])
 
 
-def run_one(ready: Ready, folder: str, again: Sequence[str]) -> int:
-    """Runs one training, from its run directory to its exit status; `again`: its job and the settings that change it;
-    empty if another message says how to go on. Raises FolderInUseError.
+def run_one(ready: Ready, folder: str, repeat_arguments: Sequence[str]) -> int:
+    """Runs one training, from its run directory to its exit status. `repeat_arguments`: its job and the settings that
+    change it; empty if another message says how to go on. Raises FolderInUseError.
     """
     outcome, report = train(ready, folder, partial(launch, in_group=ready.world is not None))
-    return _report_outcome(ready, outcome, report, folder, again)
+    return _report_outcome(ready, outcome, report, folder, repeat_arguments)
 
 
 def _report_outcome(
@@ -207,7 +218,7 @@ def _report_outcome(
     outcome: Outcome,
     report: dict[str, Any] | None,
     folder: str,
-    again: Sequence[str],
+    repeat_arguments: Sequence[str],
     rendezvous: str = "",
 ) -> int:
     """Says how a training ended and how to go on, and returns the exit status."""
@@ -219,9 +230,14 @@ def _report_outcome(
         show_report(report)
     failure = outcome.failure
     # The command that resumes would be the one that has just been refused.
-    refused = failure is not None and failure.step == 0 and ready.program.checkpoint.resume != "none"
-    if not outcome.is_complete and again and not refused and not (failure is not None and failure.goes_on):
-        _show_how_to_go_on(ready, folder, again, rendezvous)
+    is_refused = failure is not None and failure.step == 0 and ready.program.checkpoint.resume != "none"
+    if (
+        not outcome.is_complete
+        and repeat_arguments
+        and not is_refused
+        and not (failure is not None and failure.goes_on)
+    ):
+        _show_how_to_go_on(ready, folder, repeat_arguments, rendezvous)
     return _status(outcome)
 
 
@@ -231,22 +247,22 @@ def _status(outcome: Outcome) -> int:
     return GOOD if outcome.is_complete else INTERRUPTED
 
 
-def _show_how_to_go_on(ready: Ready, folder: str, again: Sequence[str], rendezvous: str) -> None:
+def _show_how_to_go_on(ready: Ready, folder: str, repeat_arguments: Sequence[str], rendezvous: str) -> None:
     """Shows, after a training that ended early, the command that resumes from its newest checkpoint, if there is
     one.
     """
 
     if files.checkpoints_in(files.folder_of(ready.program, folder)):
-        job, *settings = again
-        kept = [setting for setting in settings if not setting.startswith("checkpoint.resume")]
+        job, *settings = repeat_arguments
+        kept_settings = [setting for setting in settings if not setting.startswith("checkpoint.resume")]
         layout = ready.compiled.analysis.layout
         restarts = ready.compiled.analysis.job.launch.restarts
         begin = command(ready.world.word, layout, os.path.relpath(job), restarts) if ready.world is not None else None
-        submitted = is_queue_job(ready)
-        begin = ["dslc", "submit", os.path.relpath(job)] if submitted else begin
+        is_submitted = is_queue_job(ready)
+        begin = ["dslc", "submit", os.path.relpath(job)] if is_submitted else begin
         words = [*(begin or ["dslc", "run", os.path.relpath(job)]), "--out", os.path.relpath(folder)]
         by_ssh = isinstance(ready.compiled.analysis.job.launch.with_, SSH)
-        words += ["--rendezvous", rendezvous] if rendezvous and not by_ssh and not submitted else []
-        for setting in (*kept, "checkpoint.resume=auto"):
+        words += ["--rendezvous", rendezvous] if rendezvous and not by_ssh and not is_submitted else []
+        for setting in (*kept_settings, "checkpoint.resume=auto"):
             words += ["--set", setting]
         print(plain(f"to resume:  {shlex.join(words)}"), file=sys.stderr)

@@ -24,83 +24,83 @@ def main(arguments: argparse.Namespace) -> int:
     folder = os.path.normpath(arguments.run)
     folders = runs_in(folder) if os.path.isdir(folder) else []
     if not folders:
-        missing = "there is no run in it" if os.path.isdir(folder) else "there is no such folder"
-        raise CommandFailedError(plain(f"{folder}: {missing}"))
+        reason = "there is no run in it" if os.path.isdir(folder) else "there is no such folder"
+        raise CommandFailedError(plain(f"{folder}: {reason}"))
     if arguments.follow:
         return _exit_status(follow(folders))
-    found = run_states(folders)
+    runs = run_states(folders)
     if arguments.json:
-        json.dump([_record(each) for each in found], sys.stdout, indent=2)
+        json.dump([_record(run) for run in runs], sys.stdout, indent=2)
         print()
     elif not show_sweep(folder):
-        show(found, folder)
+        show(runs, folder)
     else:
         with contextlib.suppress(OSError):  # a folder of another user's can be looked at
             write_csv(folder)
-    return _exit_status(found)
+    return _exit_status(runs)
 
 
-def show(found: Sequence[RunState], folder: str) -> None:
+def show(runs: Sequence[RunState], folder: str) -> None:
     """Prints the state of runs: a single run with all details, several runs with a line each."""
-    if len(found) == 1 and found[0].folder == folder:
-        print(plain(f"{folder}: {found[0].line()}"))
-        if found[0].state == "failed" and "\n" in found[0].why:
-            print(plain_lines(found[0].why))
+    if len(runs) == 1 and runs[0].folder == folder:
+        print(plain(f"{folder}: {runs[0].line()}"))
+        if runs[0].state == "failed" and "\n" in runs[0].why:
+            print(plain_lines(runs[0].why))
         return
-    names = [os.path.relpath(each.folder, folder) for each in found]
+    names = [os.path.relpath(run.folder, folder) for run in runs]
     wide = max(map(len, names))
-    for name, each in zip(names, found, strict=True):
-        print(plain(f"{name:<{wide}}  {each.line()}"))
+    for name, run in zip(names, runs, strict=True):
+        print(plain(f"{name:<{wide}}  {run.line()}"))
 
 
 def follow(folders: Sequence[str]) -> list[RunState]:
     """Shows where runs stand until all have ended: on a terminal in place, else in lines, few of them."""
-    found = run_states(folders)
+    runs = run_states(folders)
     if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         from rich.live import Live
         from rich.text import Text
 
         with Live(auto_refresh=False) as live:
             while True:
-                lines = (plain(f"{os.path.relpath(each.folder)}: {each.line()}") for each in found)
+                lines = (plain(f"{os.path.relpath(run.folder)}: {run.line()}") for run in runs)
                 live.update(Text("\n".join(lines)), refresh=True)
-                if all(each.has_ended for each in found):
-                    return found
+                if all(run.has_ended for run in runs):
+                    return runs
                 time.sleep(_LOOK)
-                found = run_states(folders)
-    before: dict[str, tuple[str, float]] = {}
+                runs = run_states(folders)
+    last_shown: dict[str, tuple[str, float]] = {}
     while True:
-        for each in found:
-            state, at = before.get(each.folder, ("", 0.0))
-            if state != each.state or (not each.has_ended and time.monotonic() - at >= _QUIET):
-                before[each.folder] = each.state, time.monotonic()
-                print(plain(f"{os.path.relpath(each.folder)}: {each.line()}"), flush=True)
-        if all(each.has_ended or each.state == "unknown" for each in found):
-            return found
+        for run in runs:
+            state, shown_at = last_shown.get(run.folder, ("", 0.0))
+            if state != run.state or (not run.has_ended and time.monotonic() - shown_at >= _QUIET):
+                last_shown[run.folder] = run.state, time.monotonic()
+                print(plain(f"{os.path.relpath(run.folder)}: {run.line()}"), flush=True)
+        if all(run.has_ended or run.state == "unknown" for run in runs):
+            return runs
         time.sleep(_LOOK)
-        found = run_states(folders)
+        runs = run_states(folders)
 
 
-def _exit_status(found: Sequence[RunState]) -> int:
+def _exit_status(runs: Sequence[RunState]) -> int:
     """Returns the exit status of the run, or the worst of several; 0 while they wait or run."""
-    states = {each.state for each in found}
+    states = {run.state for run in runs}
     if states & {"failed", "gone"}:
         return TRAINING_FAILED
     return INTERRUPTED if "stopped" in states else GOOD
 
 
-def _record(found: RunState) -> dict[str, object]:
-    job = found.submitted
+def _record(run: RunState) -> dict[str, object]:
+    job = run.submitted
     return {
-        "run": found.folder,
-        "state": found.state,
-        "step": found.step,
-        "steps": found.steps,
-        "message": found.why,
-        "asked": found.asked,
-        "restarts": found.restarts,
-        "metrics": dict(found.metrics),
-        "step_time": found.step_time or None,
-        "expected": found.expected or None,
+        "run": run.folder,
+        "state": run.state,
+        "step": run.step,
+        "steps": run.steps,
+        "message": run.why,
+        "asked": run.asked,
+        "restarts": run.restarts,
+        "metrics": dict(run.metrics),
+        "step_time": run.step_time or None,
+        "expected": run.expected or None,
         "submitted": asdict(job) if job is not None else None,
     }

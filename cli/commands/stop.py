@@ -19,19 +19,22 @@ from dslc.terminal.exit_codes import GOOD, TRAINING_FAILED, WRONG_USAGE
 def main(arguments: argparse.Namespace) -> int:
     folder = os.path.normpath(arguments.run)
     folders = runs_in(folder) if os.path.isdir(folder) else []
-    found = run_states(folders)
-    going = [each for each in found if not each.has_ended and each.state != "unknown"]
-    if not going:
-        why = "it runs no more" if folders else "there is no run in it"
-        said = f"{found[0].line()}" if len(found) == 1 else why
-        print(plain(f"dslc: {folder}: {said if os.path.isdir(folder) else 'there is no such folder'}"), file=sys.stderr)
+    runs = run_states(folders)
+    live_runs = [run for run in runs if not run.has_ended and run.state != "unknown"]
+    if not live_runs:
+        reason = "it runs no more" if folders else "there is no run in it"
+        state_text = f"{runs[0].line()}" if len(runs) == 1 else reason
+        print(
+            plain(f"dslc: {folder}: {state_text if os.path.isdir(folder) else 'there is no such folder'}"),
+            file=sys.stderr,
+        )
         return GOOD if folders else WRONG_USAGE
     # Those that wait first, or one of them would begin when another ends.
-    asked = [each.folder for each in sorted(going, key=lambda each: each.state != "waiting") if _stop(each)]
-    if len(asked) < len(going):
+    stopped_folders = [run.folder for run in sorted(live_runs, key=lambda run: run.state != "waiting") if _stop(run)]
+    if len(stopped_folders) < len(live_runs):
         return TRAINING_FAILED
     if not arguments.no_wait:
-        follow(asked)
+        follow(stopped_folders)
     return GOOD
 
 
@@ -41,12 +44,12 @@ def _stop(run: RunState) -> bool:
     if job is not None and (run.state == "waiting" or _is_unseen(run, job)):
         words = ["scancel", job.job] if job.cluster == "slurm" else _delete(job)
         if not is_own_submission(run.folder, job):
-            named = f"another user wrote {os.path.join(run.folder, NAME)}, which may name any job"
-            print(plain(f"dslc: {named}: `{' '.join(words)}` stops it, if it is the right one"), file=sys.stderr)
+            owner_text = f"another user wrote {os.path.join(run.folder, NAME)}, which may name any job"
+            print(plain(f"dslc: {owner_text}: `{' '.join(words)}` stops it, if it is the right one"), file=sys.stderr)
             return False
         if command(words) is None:
-            said = f"dslc: {run.folder}: `{' '.join(words)}` failed, or is not to be had on this machine"
-            print(plain(said), file=sys.stderr)
+            failure = f"dslc: {run.folder}: `{' '.join(words)}` failed, or is not to be had on this machine"
+            print(plain(failure), file=sys.stderr)
             return False
         write_status(run.folder, RunStatus(state="stopped", step=run.step, steps=run.steps, asked="dslc stop"))
         return True
@@ -57,11 +60,18 @@ def _stop(run: RunState) -> bool:
 
 def _is_unseen(run: RunState, job: Submission) -> bool:
     """True of a training whose pods run, and have written nothing here: they see another run directory."""
-    told = read_status(run.folder)
-    return job.cluster == "kubernetes" and not run.has_ended and (told is None or told.state == "waiting")
+    status = read_status(run.folder)
+    return job.cluster == "kubernetes" and not run.has_ended and (status is None or status.state == "waiting")
 
 
-def _delete(made: Submission) -> Sequence[str]:
+def _delete(submission: Submission) -> Sequence[str]:
     """Returns the command that deletes the job's resources in Kubernetes; its pods end as by one Ctrl-C."""
-    space = ["--namespace", made.space] if made.space else []
-    return ["kubectl", "delete", f"{made.kind},service,configmap,secret", "--selector", f"dslc-run={made.job}", *space]
+    space = ["--namespace", submission.space] if submission.space else []
+    return [
+        "kubectl",
+        "delete",
+        f"{submission.kind},service,configmap,secret",
+        "--selector",
+        f"dslc-run={submission.job}",
+        *space,
+    ]

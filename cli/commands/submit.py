@@ -47,59 +47,59 @@ class SubmittedRuns:
 
 def main(arguments: argparse.Namespace) -> int:
     if is_plan_file(arguments.job):
-        said = "submits a job, which each node compiles: give it the `.plt` file"
-        raise CommandFailedError(plain(f"{arguments.job}: `dslc submit` {said}"))
+        reason = "submits a job, which each node compiles: give it the `.plt` file"
+        raise CommandFailedError(plain(f"{arguments.job}: `dslc submit` {reason}"))
     report = Report()
-    made = _prepared(arguments.job, arguments.settings, report)
-    if made is not None and not report.errors:
-        _check(made[1], report)
+    preparation = _prepared(arguments.job, arguments.settings, report)
+    if preparation is not None and not report.errors:
+        _check(preparation[1], report)
     show(report)
-    if made is None or report.errors:
+    if preparation is None or report.errors:
         return JOB_AT_FAULT
-    loaded, runs, combinations = made
+    load_result, runs, combinations = preparation
     folder = os.path.abspath(os.path.expanduser(arguments.out or os.path.join("runs", runs[0].program.job, "<time>")))
-    planned = [place for place, _ in folders_of(loaded, combinations, folder)]
+    places = [place for place, _ in folders_of(load_result, combinations, folder)]
     name = os.path.splitext(os.path.basename(arguments.job))[0]
-    if not (_names_are_plain(arguments.job, planned, report) and _options_fit(runs, planned, name, report)):
+    if not (_names_are_plain(arguments.job, places, report) and _options_fit(runs, places, name, report)):
         show(report)
         return JOB_AT_FAULT
     if not arguments.dry_run:
         folder = make_folder(runs[0].program, arguments.out)
-    folders = [place for place, _ in folders_of(loaded, combinations, folder)]
-    whole = SubmittedRuns(runs=runs, folder=folder, folders=folders, name=name)
+    folders = [place for place, _ in folders_of(load_result, combinations, folder)]
+    submitted_runs = SubmittedRuns(runs=runs, folder=folder, folders=folders, name=name)
     if not arguments.dry_run and folders != [folder]:
-        write_sweep(folder, loaded, [os.path.basename(place) for place in folders], runs[0].program)
+        write_sweep(folder, load_result, [os.path.basename(place) for place in folders], runs[0].program)
     if isinstance(runs[0].compiled.analysis.job.launch.with_, Kubernetes):
-        return _to_kubernetes(whole, dry=arguments.dry_run)
-    return _to_slurm(whole, dry=arguments.dry_run)
+        return _to_kubernetes(submitted_runs, dry=arguments.dry_run)
+    return _to_slurm(submitted_runs, dry=arguments.dry_run)
 
 
 def _prepared(
     path: str, settings: Sequence[str], report: Report
 ) -> tuple[LoadResult, list[Ready], list[LoadResult]] | None:
     """Returns the trainings of a job, which go on where they were when they are started again."""
-    loaded, combinations = load_each(path, settings)
-    first = combinations[0].job
-    if first is not None and first.checkpoint.resume is None and first.checkpoint.is_enabled:
-        loaded, combinations = load_each(path, [*settings, _AUTO])
+    load_result, combinations = load_each(path, settings)
+    first_job = combinations[0].job
+    if first_job is not None and first_job.checkpoint.resume is None and first_job.checkpoint.is_enabled:
+        load_result, combinations = load_each(path, [*settings, _AUTO])
     runs = []
-    for chosen in combinations:
-        ready = _ready(chosen, report)
+    for combination in combinations:
+        ready = _ready(combination, report)
         if is_over_limit(report) or ready is None:
             return None
         runs.append(ready)
-    return loaded, runs, list(combinations)
+    return load_result, runs, list(combinations)
 
 
-def _ready(loaded: LoadResult, report: Report) -> Ready | None:
+def _ready(load_result: LoadResult, report: Report) -> Ready | None:
     """Compiles a job for the machines that it will find, which are not this one; returns None with the reasons in the
     report, where warnings that block a run are errors.
     """
-    counts = inspect_for_run(loaded, report, trace=True)
+    counts = inspect_for_run(load_result, report, trace=True)
     if report.errors or not counts:
         return None
-    compiled = compile_plan(counts[min(counts)])  # of an elastic job: the fewest nodes have the most to do each
-    return place_ranks(with_choice(loaded, compiled.analysis), compiled, TrainMode())
+    compilation = compile_plan(counts[min(counts)])  # of an elastic job: the fewest nodes have the most to do each
+    return place_ranks(with_choice(load_result, compilation.analysis), compilation, TrainMode())
 
 
 def _check(runs: Sequence[Ready], report: Report) -> None:
@@ -128,11 +128,11 @@ def _check(runs: Sequence[Ready], report: Report) -> None:
 
 def _names_are_plain(job: str, folders: Sequence[str], report: Report) -> bool:
     """Reports the first name with control characters that a cluster's script would hold: bash runs a second line."""
-    named = [("the job's file name", os.path.basename(job)), ("the current folder", os.getcwd())]
-    named += [("the path of Python", sys.executable), *(("a run directory", folder) for folder in folders)]
-    for what, text in named:
+    named_texts = [("the job's file name", os.path.basename(job)), ("the current folder", os.getcwd())]
+    named_texts += [("the path of Python", sys.executable), *(("a run directory", folder) for folder in folders)]
+    for subject, text in named_texts:
         if plain(text) != text:
-            message = f"{what}, `{plain(text)}`, has control characters, which would reach the cluster's script"
+            message = f"{subject}, `{plain(text)}`, has control characters, which would reach the cluster's script"
             report.add("E0836", message, None, help="rename it, or name another run directory with --out")
             return False
     return True
@@ -171,50 +171,50 @@ def _check_launcher(job: JobSpec, report: Report) -> None:
         )
 
 
-def _to_slurm(whole: SubmittedRuns, *, dry: bool) -> int:
-    script = slurm_script(whole.runs, whole.folders, whole.folder, whole.name)
+def _to_slurm(submitted: SubmittedRuns, *, dry: bool) -> int:
+    script = slurm_script(submitted.runs, submitted.folders, submitted.folder, submitted.name)
     if dry:
         print(script, end="")
         return GOOD
-    path = os.path.join(whole.folder, "submit.sh")
-    _write_run_directories(whole)
+    path = os.path.join(submitted.folder, "submit.sh")
+    _write_run_directories(submitted)
     with open(path, "w", encoding="utf-8") as file:
         file.write(script)
     answer = _hand_over(["sbatch", "--parsable", path], f"`sbatch {path}` where SLURM is")
     number = answer.strip().partition(";")[0]
-    for n, folder in enumerate(whole.folders):
-        job = f"{number}_{n}" if len(whole.folders) > 1 else number
+    for n, folder in enumerate(submitted.folders):
+        job = f"{number}_{n}" if len(submitted.folders) > 1 else number
         write_submission(folder, Submission(cluster="slurm", job=job, script=path))
-    _say_where(whole, number)
+    _say_where(submitted, number)
     return GOOD
 
 
-def _to_kubernetes(whole: SubmittedRuns, *, dry: bool) -> int:
+def _to_kubernetes(submitted: SubmittedRuns, *, dry: bool) -> int:
     from dslc.launching.manifest import JOBSET, folder_in_pod, is_elastic, manifest, name_of, text_of
 
     if dry:
-        print(text_of(manifest(whole.runs, whole.folders, whole.name, lambda: _NO_TOKEN)), end="")
+        print(text_of(manifest(submitted.runs, submitted.folders, submitted.name, lambda: _NO_TOKEN)), end="")
         return GOOD
-    path = os.path.join(whole.folder, "submit.json")
-    _write_run_directories(whole)
-    text = text_of(manifest(whole.runs, whole.folders, whole.name, lambda: secrets.token_hex(32)))
+    path = os.path.join(submitted.folder, "submit.json")
+    _write_run_directories(submitted)
+    text = text_of(manifest(submitted.runs, submitted.folders, submitted.name, lambda: secrets.token_hex(32)))
     write_private(path, text, replace=True)
-    call = whole.runs[0].compiled.analysis.job.launch.with_
+    call = submitted.runs[0].compiled.analysis.job.launch.with_
     assert isinstance(call, Kubernetes)
-    for folder in whole.folders:
-        made = Submission(
+    for folder in submitted.folders:
+        submission = Submission(
             cluster="kubernetes",
-            job=name_of(whole.name, folder),
+            job=name_of(submitted.name, folder),
             script=path,
             space=call.namespace or "",
             kind="jobset" if JOBSET in call.options else "job",
-            elastic=is_elastic(whole.runs[0]),
+            elastic=is_elastic(submitted.runs[0]),
         )
-        write_submission(folder, made)
+        write_submission(folder, submission)
     _hand_over(["kubectl", "apply", "--filename", path], f"`kubectl apply --filename {path}` where it is")
-    _say_where(whole, name_of(whole.name, whole.folders[0]))
-    if folder_in_pod(call, whole.folder) != whole.folder:
-        print(plain(f"in the pods the run directory is {folder_in_pod(call, whole.folder)}"))
+    _say_where(submitted, name_of(submitted.name, submitted.folders[0]))
+    if folder_in_pod(call, submitted.folder) != submitted.folder:
+        print(plain(f"in the pods the run directory is {folder_in_pod(call, submitted.folder)}"))
     return GOOD
 
 
@@ -230,20 +230,20 @@ def _hand_over(words: Sequence[str], instead: str) -> str:
     return process.stdout
 
 
-def _say_where(whole: SubmittedRuns, job: str) -> None:
-    place = os.path.relpath(whole.folder)
+def _say_where(submitted: SubmittedRuns, job: str) -> None:
+    place = os.path.relpath(submitted.folder)
     print(plain(f"job {job}: {place}"))
     print(plain(f"where it stands:  dslc status {shlex.quote(place)}"))
 
 
-def _write_run_directories(whole: SubmittedRuns) -> None:
+def _write_run_directories(submitted: SubmittedRuns) -> None:
     """Writes the job of each training as resolved. Raises FolderInUseError."""
-    for ready, folder in zip(whole.runs, whole.folders, strict=True):
+    for ready, folder in zip(submitted.runs, submitted.folders, strict=True):
         refuse_others(folder, folder, goes_on=True)
         with claim_folder(folder, ready.program):
             write_run_directory(ready, folder)
             forget(folder)
             write_status(folder, RunStatus(state="waiting", steps=ready.program.steps))
-    if whole.folders != [whole.folder]:
-        with claim_folder(whole.folder, None):
+    if submitted.folders != [submitted.folder]:
+        with claim_folder(submitted.folder, None):
             pass  # its lock file says that it is a sweep's

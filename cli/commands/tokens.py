@@ -34,13 +34,13 @@ def main(arguments: argparse.Namespace) -> int:
     try:
         with progress() as bar:
             task = bar.add_task(os.path.basename(arguments.output), total=sum(map(os.path.getsize, arguments.texts)))
-            made = write_tokens(
-                arguments.texts, arguments.output, arguments.tokenizer, lambda read: bar.advance(task, read)
+            tokens = write_tokens(
+                arguments.texts, arguments.output, arguments.tokenizer, lambda bytes_read: bar.advance(task, bytes_read)
             )
     except TokensError as error:
         raise CommandFailedError(str(error)) from error
-    ended = f", `{made.end}` behind each text" if made.end else ""
-    bits = made.item.removeprefix("uint")
-    print(f"{made.file}: {plural(made.tokens, 'token')} of {bits} bits, vocabulary {made.vocab:,}{ended}")
-    print(f'\ndata {{\n  source     = tokens("{made.file}")\n  validation = 5%\n}}')
+    end_text = f", `{tokens.end}` behind each text" if tokens.end else ""
+    bits = tokens.item.removeprefix("uint")
+    print(f"{tokens.file}: {plural(tokens.tokens, 'token')} of {bits} bits, vocabulary {tokens.vocab:,}{end_text}")
+    print(f'\ndata {{\n  source     = tokens("{tokens.file}")\n  validation = 5%\n}}')
     return GOOD

@@ -61,11 +61,11 @@ _BY_NATURE = {
 def main(arguments: argparse.Namespace) -> int:
     if arguments.steps < 1:
         raise CommandFailedError("--steps takes a number of at least 1")
-    out: str | None = arguments.out
-    if out and os.path.exists(os.path.join(out, LOCK)):
-        with claim_folder(out, None):  # or the message names who writes there
+    output: str | None = arguments.out
+    if output and os.path.exists(os.path.join(output, LOCK)):
+        with claim_folder(output, None):  # or the message names who writes there
             pass
-    _refuse_filled(out)
+    _refuse_filled(output)
     _, combinations = load_each(arguments.job, arguments.settings)
     if len(combinations) > 1:
         print("the job sweeps over several trainings, the first of which is verified", file=sys.stderr)
@@ -76,121 +76,127 @@ def main(arguments: argparse.Namespace) -> int:
     pair = _both(job)
     for change in changes:
         print(f"narrow copy: {change}")
-    folder = os.path.abspath(out) if out else tempfile.mkdtemp(prefix="dslc-verify-")
+    folder = os.path.abspath(output) if output else tempfile.mkdtemp(prefix="dslc-verify-")
     status = GOOD
     try:
         with claim_folder(folder, None):
-            _refuse_filled(out)  # now that no other can begin
+            _refuse_filled(output)  # now that no other can begin
             status = _verify(*pair, arguments.steps, folder, noise=arguments.noise)
     finally:
-        if not out and status != TRAINING_FAILED:  # its logs are to be read
+        if not output and status != TRAINING_FAILED:  # its logs are to be read
             shutil.rmtree(folder)
     return status
 
 
-def _refuse_filled(out: str | None) -> None:
+def _refuse_filled(output: str | None) -> None:
     """Raises FolderInUseError if a folder holds more than a run's lock."""
-    if out and os.path.exists(out) and not (os.path.isdir(out) and set(os.listdir(out)) <= {LOCK}):
-        raise FolderInUseError(f"{out} is not an empty folder: name another with --out, or remove it")
+    if output and os.path.exists(output) and not (os.path.isdir(output) and set(os.listdir(output)) <= {LOCK}):
+        raise FolderInUseError(f"{output} is not an empty folder: name another with --out, or remove it")
 
 
-def _job(loaded: LoadResult, shrink: bool) -> tuple[LoadResult, tuple[str, ...]]:
+def _job(load_result: LoadResult, shrink: bool) -> tuple[LoadResult, tuple[str, ...]]:
     """Returns the job to verify, and the list of what a narrow copy has smaller."""
-    job = loaded.job
-    if not shrink or job is None or loaded.report.errors:
-        return (replace(loaded, job=observed(job)) if job else loaded), ()
+    job = load_result.job
+    if not shrink or job is None or load_result.report.errors:
+        return (replace(load_result, job=observed(job)) if job else load_result), ()
 
     if auto_fields(job):
-        analysis = inspect(loaded, Report())
-        job = (with_choice(loaded, analysis).job if analysis else None) or job
+        analysis = inspect(load_result, Report())
+        job = (with_choice(load_result, analysis).job if analysis else None) or job
     layout = Report().collect(lay_out(job))
     if layout is None:
-        return loaded, ()  # its mistakes are shown when it is compiled
+        return load_result, ()  # its mistakes are shown when it is compiled
     gpus = len(gpus_here()) if job.devices.gpus is not None else 0
     narrow, changes = shrink_job(job, layout, gpus)
-    return replace(loaded, job=observed(narrow)), changes
+    return replace(load_result, job=observed(narrow)), changes
 
 
-def _both(loaded: LoadResult) -> tuple[Ready, Ready, list[str]]:
+def _both(load_result: LoadResult) -> tuple[Ready, Ready, list[str]]:
     """Returns the job under its plan and in one process, and the reasons why they may differ. Raises
     CommandFailedError if one is refused.
     """
-    if loaded.job is not None and not loaded.report.errors:
+    if load_result.job is not None and not load_result.report.errors:
         import dslc.runtime.launch  # noqa: F401 - or each child that looks at a user's function would load torch
     report = Report()
-    plan = prepare(loaded, report)
+    plan = prepare(load_result, report)
     show(report)
-    if plan is None or loaded.job is None:
+    if plan is None or load_result.job is None:
         raise CommandFailedError(status=JOB_AT_FAULT)
-    alone = Report()
-    one = prepare(replace(loaded, report=Report(), job=one_process(loaded.job)), alone)
-    if one is None:
-        show(alone.errors)
+    single_report = Report()
+    single = prepare(replace(load_result, report=Report(), job=one_process(load_result.job)), single_report)
+    if single is None:
+        show(single_report.errors)
         raise CommandFailedError(
             "the job is valid, but cannot run in the one process that it would be compared with: try --shrink, or "
             "smaller sizes with --set",
             JOB_AT_FAULT,
         )
-    return plan, one, _by_nature(report)
+    return plan, single, _by_nature(report)
 
 
 def _by_nature(report: Iterable[Diagnostic]) -> list[str]:
-    return [_BY_NATURE[each.code] for each in report if each.code in _BY_NATURE]
+    return [_BY_NATURE[diagnostic.code] for diagnostic in report if diagnostic.code in _BY_NATURE]
 
 
-def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: str, *, noise: bool) -> int:
+def _verify(plan: Ready, single: Ready, by_nature: list[str], steps: int, folder: str, *, noise: bool) -> int:
     mode = ObserveMode(noise=noise)
-    plan, one = (replace(each, program=replace(each.program, mode=mode)) for each in (plan, one))
+    plan, single = (replace(run, program=replace(run.program, mode=mode)) for run in (plan, single))
 
     steps = min(steps, plan.program.steps)
-    saved = steps // 2
-    checkpoint = CheckpointStep(every=saved, keep=steps, asynchronous=plan.program.checkpoint.asynchronous)
-    whole = _observed(plan.program, steps, checkpoint if saved and not by_nature else CheckpointStep())
+    saved_step = steps // 2
+    checkpoint = CheckpointStep(every=saved_step, keep=steps, asynchronous=plan.program.checkpoint.asynchronous)
+    full_program = _observed(plan.program, steps, checkpoint if saved_step and not by_nature else CheckpointStep())
     print(
         plain_lines(
             f"{plan.program.file}: {_layout_text(plan)}, against one process, {steps} step{'s' if steps > 1 else ''}"
         )
     )
-    under_plan = _train(plan, whole, os.path.join(folder, "plan"), "under the plan")
-    alone = under_plan and _train(one, _observed(one.program, steps), os.path.join(folder, "one"), "in one process")
-    if not under_plan or not alone:
+    under_plan = _train(plan, full_program, os.path.join(folder, "plan"), "under the plan")
+    single_result = under_plan and _train(
+        single, _observed(single.program, steps), os.path.join(folder, "one"), "in one process"
+    )
+    if not under_plan or not single_result:
         return TRAINING_FAILED
-    resumed: Observation | None = None
+    resumed_result: Observation | None = None
     rounding: Rounding | None = None
-    again: list[Observation] = []
-    if noise and noisy(alone) and plan.program.precision.dtype == "float32":
-        again = _train_with_other_rounding(one, steps, folder)
-        rounding = rounding_of(alone, again, NOISE)
-    low_parameters = alone.low_parameters
+    reruns: list[Observation] = []
+    if noise and noisy(single_result) and plan.program.precision.dtype == "float32":
+        reruns = _train_with_other_rounding(single, steps, folder)
+        rounding = rounding_of(single_result, reruns, NOISE)
+    low_parameters = single_result.low_parameters
     low = False  # judged as a training in 16 bits
     while True:
-        verdict = compare(plan.program, under_plan, alone, by_nature, rounding or Rounding(), low=low)
-        if verdict.findings[3].status == "holds" and saved:
-            taken = os.path.join(folder, "plan", "checkpoints", name_of(saved))
-            gone_on = _observed(one.program, steps, CheckpointStep(resume=taken))
-            what = f"in one process from step {saved} on"
-            resumed = resumed or _train(one, gone_on, os.path.join(folder, "resumed"), what)
-            if not resumed:
+        verdict = compare(plan.program, under_plan, single_result, by_nature, rounding or Rounding(), low=low)
+        if verdict.findings[3].status == "holds" and saved_step:
+            checkpoint_path = os.path.join(folder, "plan", "checkpoints", name_of(saved_step))
+            resumed_program = _observed(single.program, steps, CheckpointStep(resume=checkpoint_path))
+            description = f"in one process from step {saved_step} on"
+            resumed_result = resumed_result or _train(
+                single, resumed_program, os.path.join(folder, "resumed"), description
+            )
+            if not resumed_result:
                 return TRAINING_FAILED
-            compare_resumed(plan.program, resumed, alone, saved, verdict, rounding or Rounding(), low=low)
+            compare_resumed(
+                plan.program, resumed_result, single_result, saved_step, verdict, rounding or Rounding(), low=low
+            )
         if rounding or low or not verdict.only_numbers or plan.program.precision.dtype != "float32":
             break
-        wide = None if noise else _in_float64(plan, one, by_nature, steps, folder)
+        wide = None if noise else _in_float64(plan, single, by_nature, steps, folder)
         if wide is not None and not (wide.broken_invariants and low_parameters):
             verdict = wide
             break
         if low_parameters:
             low = True
             continue
-        again = _train_with_other_rounding(one, steps, folder)
-        rounding = rounding_of(alone, again)
+        reruns = _train_with_other_rounding(single, steps, folder)
+        rounding = rounding_of(single_result, reruns)
     if rounding and noise:
         verdict.notes.append(
             f"noise is kept on: differences of up to {NOISE:g} times those between two noises in one "
             "process are allowed"
         )
     elif rounding:
-        exact = "in float64 and " if len(again) > _ORDERS else ""
+        exact = "in float64 and " if len(reruns) > _ORDERS else ""
         verdict.notes.append(
             f"one process was trained again, {exact}with the samples of each batch in {_ORDERS} other orders, to "
             "measure the rounding of float32"
@@ -206,7 +212,7 @@ def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: s
             f"{shorten_list([f'`{name}`' for name in low_parameters])} have 16 bits, and the network rounds to them: "
             "differences are allowed as in a training with `precision = bf16`"
         )
-    plain = _held_plain(one, alone, steps, folder)
+    plain = _held_plain(single, single_result, steps, folder)
     if plain is None:
         return TRAINING_FAILED
     verdict.plain = plain
@@ -214,32 +220,34 @@ def _verify(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: s
     return JOB_AT_FAULT if verdict.broken_invariants or plain.has_violation else GOOD
 
 
-def _in_float64(plan: Ready, one: Ready, by_nature: list[str], steps: int, folder: str) -> Verdict | None:
+def _in_float64(plan: Ready, single: Ready, by_nature: list[str], steps: int, folder: str) -> Verdict | None:
     """Compares the two trainings in float64, where rounding cannot lead them apart; None if one of them fails there."""
 
     if plan.program.pipeline is not None:
         return None  # its stages send float32
-    saved = steps // 2
-    checkpoint = CheckpointStep(every=saved, keep=steps) if saved and not by_nature else CheckpointStep()
-    alone = _with_observation(_observed(one.program, steps), exact=True)
-    first = _train(
+    saved_step = steps // 2
+    checkpoint = CheckpointStep(every=saved_step, keep=steps) if saved_step and not by_nature else CheckpointStep()
+    single_program = _with_observation(_observed(single.program, steps), exact=True)
+    plan_result = _train(
         plan,
         _with_observation(_observed(plan.program, steps, checkpoint), exact=True),
         os.path.join(folder, "plan in float64"),
         "under the plan, in float64",
         quiet=True,
     )
-    second = first and _train(one, alone, os.path.join(folder, "one in float64"), "in one process", quiet=True)
-    if not first or not second:
+    single_result = plan_result and _train(
+        single, single_program, os.path.join(folder, "one in float64"), "in one process", quiet=True
+    )
+    if not plan_result or not single_result:
         return None
-    verdict = compare(plan.program, first, second, by_nature, exact=True)
-    if verdict.findings[3].status == "holds" and saved:
-        taken = CheckpointStep(resume=os.path.join(folder, "plan in float64", "checkpoints", name_of(saved)))
-        program = _with_observation(_observed(one.program, steps, taken), exact=True)
-        resumed = _train(one, program, os.path.join(folder, "resumed in float64"), "resumed", quiet=True)
-        if not resumed:
+    verdict = compare(plan.program, plan_result, single_result, by_nature, exact=True)
+    if verdict.findings[3].status == "holds" and saved_step:
+        resume_step = CheckpointStep(resume=os.path.join(folder, "plan in float64", "checkpoints", name_of(saved_step)))
+        program = _with_observation(_observed(single.program, steps, resume_step), exact=True)
+        resumed_result = _train(single, program, os.path.join(folder, "resumed in float64"), "resumed", quiet=True)
+        if not resumed_result:
             return None
-        compare_resumed(plan.program, resumed, second, saved, verdict, exact=True)
+        compare_resumed(plan.program, resumed_result, single_result, saved_step, verdict, exact=True)
     verdict.notes.append(
         "both were trained in float64, as in float32 they are further apart than is allowed: that is rounding, which "
         "the network amplifies"
@@ -249,10 +257,10 @@ def _in_float64(plan: Ready, one: Ready, by_nature: list[str], steps: int, folde
     return verdict
 
 
-def _held_plain(one: Ready, alone: Observation, steps: int, folder: str) -> Finding | None:
+def _held_plain(single: Ready, single_result: Observation, steps: int, folder: str) -> Finding | None:
     """Compares the one process with the plain loop, in float64 if the model can be; None if that training fails."""
 
-    program = _observed(one.program, steps)
+    program = _observed(single.program, steps)
     if program.own_step is not None:
         return Finding(status="not compared", texts=["the step is the job's own, and a plain loop has another"])
     if program.precision.level == "O2":
@@ -260,30 +268,36 @@ def _held_plain(one: Ready, alone: Observation, steps: int, folder: str) -> Find
             status="not compared", texts=["at level O2 parameters are kept twice, which a plain loop does not"]
         )
 
-    def train(what: str, quiet: bool = False, **changed: Any) -> Observation | None:
-        return _train(one, _with_observation(program, **changed), os.path.join(folder, what), what, quiet=quiet)
+    def train(description: str, quiet: bool = False, **changes: Any) -> Observation | None:
+        return _train(
+            single, _with_observation(program, **changes), os.path.join(folder, description), description, quiet=quiet
+        )
 
     if program.precision.dtype == "float32":
         wide = train("one process in float64", quiet=True, exact=True)
         plain = wide and train("plain loop in float64", quiet=True, exact=True, plain=True)
         if wide and plain:
             finding = compare_plain(program, wide, plain, exact=True)
-            if not (finding.has_violation and alone.low_parameters):
+            if not (finding.has_violation and single_result.low_parameters):
                 return finding
     plain = train("plain loop", plain=True)
-    return compare_plain(program, alone, plain, exact=False, low=bool(alone.low_parameters)) if plain else None
+    return (
+        compare_plain(program, single_result, plain, exact=False, low=bool(single_result.low_parameters))
+        if plain
+        else None
+    )
 
 
-def _train_with_other_rounding(one: Ready, steps: int, folder: str) -> list[Observation]:
+def _train_with_other_rounding(single: Ready, steps: int, folder: str) -> list[Observation]:
     """Trains in one process with other roundings: in float64, if the model can be, and in other orders."""
-    program = _observed(one.program, steps)
+    program = _observed(single.program, steps)
     ways = {"in float64": _with_observation(program, exact=True)}
     ways |= {f"in order {n}": _with_observation(program, reorder=n) for n in range(1, _ORDERS + 1)}
-    found = (
-        _train(one, way, os.path.join(folder, what), f"in one process, {what}", quiet=True)
-        for what, way in ways.items()
+    results = (
+        _train(single, way, os.path.join(folder, description), f"in one process, {description}", quiet=True)
+        for description, way in ways.items()
     )
-    return [trained for trained in found if trained]
+    return [result for result in results if result]
 
 
 def _observed(program: JobProgram, steps: int, checkpoint: CheckpointStep | None = None) -> JobProgram:
@@ -304,17 +318,19 @@ def _with_observation(program: JobProgram, **changes: Any) -> JobProgram:
     return replace(program, mode=replace(program.observation, **changes))
 
 
-def _train(ready: Ready, program: JobProgram, folder: str, what: str, *, quiet: bool = False) -> Observation | None:
+def _train(
+    ready: Ready, program: JobProgram, folder: str, description: str, *, quiet: bool = False
+) -> Observation | None:
     """Returns the observations of its ranks; None if the training failed, which is shown unless `quiet`."""
     from dslc.runtime.measure.observe import Observation
 
     if sys.stderr.isatty():
-        print(f"trains {what} …", file=sys.stderr)
+        print(f"trains {description} …", file=sys.stderr)
     outcome = launch_quietly(program, ready.places, folder)
     if outcome.failure is None:
         return Observation(folder, program.world_size)
     if not quiet:
-        show_failure(outcome, before=f"{what}: ")
+        show_failure(outcome, before=f"{description}: ")
     return None
 
 
@@ -350,30 +366,30 @@ def _show(verdict: Verdict) -> None:
         numbers = (f"{row.losses[0]:.6f}", f"{row.losses[1]:.6f}", _difference_text(row.losses))
         norms = (f"{row.norms[0]:.6g}", f"{row.norms[1]:.6g}", _difference_text(row.norms))
         steps.add_row(str(row.step), str(row.samples), *numbers, *norms)
-    shown = console()
-    shown.print(steps)
-    shown.print()
+    output = console()
+    output.print(steps)
+    output.print()
     colour: Callable[[str], str] = {"holds": "green", "broken": "red", "not compared": "yellow"}.__getitem__
-    titled = zip((*TITLES, PLAIN), (*verdict.findings, verdict.plain), strict=True)
-    for number, (title, finding) in enumerate(titled, 1):
+    titled_findings = zip((*TITLES, PLAIN), (*verdict.findings, verdict.plain), strict=True)
+    for number, (title, finding) in enumerate(titled_findings, 1):
         head = f"{number} {title:<13} {finding.status:<14}"
         for text in finding.texts:
-            shown.print(head, style=colour(finding.status), end="", markup=False)
-            shown.print(text, markup=False)
+            output.print(head, style=colour(finding.status), end="", markup=False)
+            output.print(text, markup=False)
             head = " " * len(head)
     for note in verdict.notes:
-        shown.print(f"note: {note}", markup=False)
+        output.print(f"note: {note}", markup=False)
     if verdict.broken_invariants:
-        shown.print(f"the plan does not train as one process does: {', '.join(verdict.broken_invariants)} broken")
+        output.print(f"the plan does not train as one process does: {', '.join(verdict.broken_invariants)} broken")
     else:
         pairs = zip(TITLES, verdict.findings, strict=True)
-        left = [title.removeprefix("same ") for title, finding in pairs if finding.status != "holds"]
-        if left:
-            shown.print(f"what was compared agrees with one process; not compared: {' and '.join(left)}")
+        uncompared = [title.removeprefix("same ") for title, finding in pairs if finding.status != "holds"]
+        if uncompared:
+            output.print(f"what was compared agrees with one process; not compared: {' and '.join(uncompared)}")
         else:
-            shown.print("the plan trains as one process does")
+            output.print("the plan trains as one process does")
     if verdict.plain.has_violation:
-        shown.print("one process does not train as a plain loop of torch does: a fault of dslc, not of the job")
+        output.print("one process does not train as a plain loop of torch does: a fault of dslc, not of the job")
 
 
 def _difference_text(pair: tuple[float, float]) -> str:

@@ -16,6 +16,7 @@ from dslc.conversion.tools.lightning import read_lightning
 from dslc.conversion.tools.torchtitan import read_torchtitan
 from dslc.conversion.tools.transformers_arguments import read_transformers
 from dslc.dsl.diagnostics import TooManyErrors
+from dslc.dsl.words import plural
 
 Reader = Callable[[ConfigFile, Draft], None]
 # In the order in which they are read: a later file overrides what an earlier one states.
@@ -99,7 +100,14 @@ def _resolve_batch(draft: Draft) -> None:
                 help=f"the number of devices is a multiple of {draft.model_ranks}",
             )
             return
-        draft.batch = replace(draft.batch, ranks=world // draft.model_ranks)
+        ranks = world // draft.model_ranks
+        if draft.batch.ranks not in (None, ranks):
+            message = (
+                f"{world} devices leave {plural(ranks, 'data rank')}, and the configuration states {draft.batch.ranks}"
+            )
+            draft.report.add("E1103", message, None, help="change the number of devices, or the sizes of the axes")
+            return
+        draft.batch = replace(draft.batch, ranks=ranks)
     try:
         draft.batch = draft.batch.resolved()
     except ValueError as error:

@@ -30,15 +30,21 @@ class KeyReader:
         autos: Mapping[str, tuple[Json, str]] | None = None,
         auto_help: str = "",
         script: str = "",
+        extension: str = "",
     ) -> None:
-        """`script` is why an unknown key is no mistake: it may belong to the program that reads the file."""
+        """`script` is why an unknown key is no mistake: it may belong to the program that reads the file. `extension`
+        is the code that adds keys to those of the tool, which the file names.
+        """
         self.tool, self.file, self.draft, self.table = tool, file, draft, table
         self._autos = autos or {}
-        self._auto_help, self._script = auto_help, script
+        self._auto_help, self._script, self._extension = auto_help, script, extension
         self._outcomes: dict[str, KeyVerdict] = {}
         self._refused: set[str] = set()
         self.defaults: list[str] = []
+        fields = (f"{section}.{key}".lstrip(".") for section, keys in table.sections.items() for key in keys)
         self._known: set[str] = {*table.implied, *table.named}
+        self._fields = frozenset(fields)
+        self._unknown: set[str] = set()
 
     # ------------------------------------------------------------------------------------------------ values
 
@@ -168,6 +174,11 @@ class KeyReader:
         """Reports a default of the tool that surprises, or that differs here."""
         self.draft.report.add("N1105", message, self.file.place(path), help=help)
 
+    def warn_refused(self, path: str, wanted: str) -> None:
+        """Reports a value that the tool refuses."""
+        self.name(path, f"{self.tool} refuses this value")
+        self.warn_ignored(path, f"`{path}`: {self.tool} refuses this value, and takes {wanted}", f"write {wanted}")
+
     def finish(self, *, refuses: Callable[[str], bool] = lambda _: False) -> None:
         """Records the outcome of the keys that no reader has taken. `refuses` tells which unknown keys the tool
         refuses; it ignores the rest.
@@ -182,6 +193,8 @@ class KeyReader:
         verdicts = []
         for key, value in self.file.values():
             verdict = self._outcomes.get(key) or self._above(key) or self.table.verdict(key, value)
+            if value is not None and not self._extension:
+                self._check_name(key)
             if verdict is None and (value is None or (isinstance(value, dict) and not value)):
                 verdict = KeyVerdict(key, "implied", "it states nothing")
             verdicts.append(verdict or self._drop(key, refuses(key)))
@@ -191,6 +204,16 @@ class KeyReader:
                     section, f"{self.tool} refuses `{section}` in its newest versions: {reason}", "remove it"
                 )
         self.draft.verdicts.setdefault(self.file.name, []).extend(verdicts)
+
+    def _check_name(self, key: str) -> None:
+        """Reports a key that the sections of the tool do not have."""
+        part = self.table.unknown_part(key)
+        if not part or part in self._unknown:
+            return
+        self._unknown.add(part)
+        tool = f"{self.tool} {self.table.version}"
+        help = did_you_mean(part, self._fields) or "remove the key, or look up its name"
+        self.warn_ignored(part, f"`{part}`: {tool} has no such key, and {self.table.unknown} it", help)
 
     def _above(self, key: str) -> KeyVerdict | None:
         """Returns the outcome of a section that was taken as a whole."""
@@ -205,6 +228,14 @@ class KeyReader:
         """Reports a key that the tool does not use, and returns its outcome."""
         if key in self._known:
             return KeyVerdict(key, "named", "another key of the file decides it")
+        if self._extension:
+            return KeyVerdict(key, "named", f"it belongs to {self._extension}")
+        if self.table.unknown_part(key):
+            return KeyVerdict(key, "named", f"{self.tool} {self.table.version} has no such key")
+        if any(key.partition(".")[0] in keys for keys in self.table.plugins.values()):
+            return KeyVerdict(key, "named", f"it belongs to a plugin of {self.tool}")
+        if key in self._fields:
+            return KeyVerdict(key, "named", "a job has no setting that does the same")
         section, does = key, "refuses" if refused else "ignores"
         while section and section not in self.table.ignored:
             section = section.rpartition(".")[0]

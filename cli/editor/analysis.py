@@ -63,7 +63,7 @@ def _figures(analysis: Analysis, snapshot: Snapshot) -> JobFigures:
         layers=tuple(_layers(analysis, snapshot)),
         ranks=f"{analysis.layout.world_size:,}",
         batch=plural(workload.share, "sample"),
-        microbatch=plural(workload.microbatch, "sample"),
+        microbatch=f"{workload.microbatch:,}",
         parameters=count_text(analysis.model.parameters) if analysis.model else "",
         peak=byte_text(max(cost.memory.peak for cost in analysis.costs)) if analysis.costs else "",
         step_time=time_text(step) + source if step is not None else "",

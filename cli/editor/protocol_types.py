@@ -16,7 +16,6 @@ from dslc.dsl.editor.outline import Fold, Symbol
 from dslc.dsl.editor.quick_fixes import QuickFix
 from dslc.dsl.editor.semantic_tokens import LEGEND, SemanticToken
 from dslc.dsl.editor.snapshot import Snapshot
-from dslc.dsl.source import Span
 from dslc.editor.positions import LineTable
 
 KINDS: dict[CompletionKind, types.CompletionItemKind] = {
@@ -62,7 +61,7 @@ def show_diagnostic(diagnostic: Diagnostic, snapshot: Snapshot, lines: LineTable
     span = diagnostic.span
     if span is not None and span.source.name != snapshot.path:
         notes.insert(0, Note(diagnostic.message, span))
-        span = _import_of(span, snapshot)
+        span = snapshot.place_of(span)
     return types.Diagnostic(
         lines.range(span.start, span.end) if span else lines.range(0, 0),
         message,
@@ -84,24 +83,21 @@ def _related(note: Note, snapshot: Snapshot, lines: LineTable) -> types.Diagnost
     return types.DiagnosticRelatedInformation(place, note.message)
 
 
-def _import_of(span: Span, snapshot: Snapshot) -> Span | None:
-    """Returns the import of a file, or the first import where another file imports it."""
-    imports = [region for region in snapshot.regions if region.name.startswith("import ")]
-    named = [region for region in imports if os.path.basename(span.source.name) in region.text]
-    region = next(iter(named or imports), None)
-    return Span(snapshot.source, region.start, region.end) if region else None
-
-
 def show_edits(changes: Iterable[TextEdit], lines: LineTable) -> list[types.TextEdit]:
     return [types.TextEdit(lines.range(change.start, change.end), change.text) for change in changes]
 
 
 def show_fix(fix: QuickFix, uri: str, snapshot: Snapshot, lines: LineTable) -> types.CodeAction:
+    """Returns the action of a fix, which may change another file than the one of `uri`."""
+    changed = lines
+    if fix.source.name != snapshot.path:
+        uri = from_fs_path(os.path.abspath(fix.source.name)) or uri
+        changed = LineTable(fix.source.text, lines.encoding)
     return types.CodeAction(
         fix.title,
         kind=types.CodeActionKind.QuickFix,
         diagnostics=[show_diagnostic(fix.diagnostic, snapshot, lines)],
-        edit=types.WorkspaceEdit({uri: show_edits(fix.changes, lines)}),
+        edit=types.WorkspaceEdit({uri: show_edits(fix.changes, changed)}),
     )
 
 

@@ -151,5 +151,6 @@ def on_rename(ls: JobServer, params: types.RenameParams) -> types.WorkspaceEdit:
 def on_code_actions(ls: JobServer, params: types.CodeActionParams) -> list[types.CodeAction]:
     job = ls.job(params)
     start, end = job.lines.offset(params.range.start), job.lines.offset(params.range.end)
-    fixes = find_fixes(job.snapshot, job.published, start, end)
+    texts = {other.snapshot.path: other.snapshot.text for other in ls.jobs.values()}
+    fixes = find_fixes(job.snapshot, job.published, start, end, texts)
     return [show_fix(fix, job.uri, job.snapshot, job.lines) for fix in fixes]

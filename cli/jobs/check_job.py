@@ -51,11 +51,12 @@ def check_one(
     trace: bool = False,
     then: Callable[[Analysis, Report], None] | None = None,
     text: str | None = None,
+    imported: Mapping[str, str] | None = None,
 ) -> tuple[Report, Analysis | None]:
     """Returns all diagnostics of one job, every combination of its sweep included; `then` looks further at each. A
-    `text` stands for that of the file.
+    `text` stands for that of the file, and `imported` for those of imported files, by their real paths.
     """
-    loaded, combinations = load_each(path, settings, text)
+    loaded, combinations = load_each(path, settings, text, imported)
     report, analysis, reuse = Report(), None, Reuse()
     report.extend(loaded.report.found)
     for n, chosen in enumerate(combinations):

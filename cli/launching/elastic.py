@@ -78,7 +78,9 @@ def train_elastic(ready: Ready, rendezvous: Rendezvous, out: str | None, then: T
         try:
             outcome, report = training.run(group)
             status = then(outcome, report, training.folder)
-            group.dismiss(outcome.steps if outcome.failure is None else None, stopped=outcome.stopped_at is not None)
+            group.dismiss(
+                outcome.steps if outcome.failure is None else None, was_stopped=outcome.stopped_at is not None
+            )
             group.let_end()
             if outcome.failure is not None and group.apart and is_in_pod(ready):
                 return WRONG_USAGE  # as from the first meeting: this pod found the others no more, who may go on
@@ -112,7 +114,7 @@ class _ElasticTraining:
     def run(self, group: LauncherGroup) -> tuple[Outcome, dict[str, Any] | None]:
         """Trains to the end, and returns the outcome and, on the coordinator, the contents of report.json."""
         until = time.monotonic() + self._job.program.timeout
-        program, places = group.gather(lambda: self.gathered(group), 1, until, lambda: False, met=True)
+        program, places = group.gather(lambda: self.gathered(group), 1, until, lambda: False, has_met=True)
         with draw(self.folder) if group.is_coordinator else contextlib.nullcontext():
             outcome = launch(program, places, self.folder, group=group, gathered=lambda: self.gathered(group))
         if not group.is_coordinator or outcome.failure is not None or outcome.stopped_at == 0:

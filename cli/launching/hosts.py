@@ -207,7 +207,7 @@ def _train(ready: Ready, group: LauncherGroup, out: str | None) -> tuple[Outcome
         share_checkpoints(ready, group)
         return blind
 
-    blind = group.gather(agree_on_folder, 1, time.monotonic() + ready.program.timeout, lambda: False, met=True)
+    blind = group.gather(agree_on_folder, 1, time.monotonic() + ready.program.timeout, lambda: False, has_met=True)
     world, folder = ready.world, group.folder
     own = partial(
         launch,

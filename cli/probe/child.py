@@ -55,8 +55,8 @@ def in_child(work: Callable[[], object]) -> ChildAnswer:
     sys.stderr.flush()
     with tempfile.TemporaryFile("w+", encoding="utf-8") as file:  # a pipe would stay open with processes that it leaves
 
-        def tell(status: int, left: Sequence[int]) -> None:
-            _write({"status": status, "processes": left}, file)
+        def tell(status: int, processes: Sequence[int]) -> None:
+            _write({"status": status, "processes": processes}, file)
 
         child = os.fork()
         if child == 0:
@@ -65,13 +65,13 @@ def in_child(work: Callable[[], object]) -> ChildAnswer:
         file.seek(0)
         answers = [json.loads(line) for line in file]
     answer: ChildAnswer = answers[0]
-    ended = answers[-1]
-    if answer is ended:  # the child gave no answer
-        said = f"the process ended with status {ended['status']}"
-        answer = {"error": said, "where": "", "module": "", "absent": False, "argument": "", "remedy": ""}
+    final = answers[-1]
+    if answer is final:  # the child gave no answer
+        message = f"the process ended with status {final['status']}"
+        answer = {"error": message, "where": "", "module": "", "absent": False, "argument": "", "remedy": ""}
         answer |= {"threads": [], "processes": [], "repeats": []}
-    ended_here = [process for process in ended["processes"] if process not in answer["repeats"]]
-    answer["left"] = in_words(answer["threads"], [*answer["processes"], *ended_here])
+    new_processes = [process for process in final["processes"] if process not in answer["repeats"]]
+    answer["left"] = in_words(answer["threads"], [*answer["processes"], *new_processes])
     return _attempt_here(work) | {"left": ""} if "barred" in answer else answer
 
 
@@ -79,14 +79,14 @@ def _answer(work: Callable[[], object], file: TextIO) -> NoReturn:
     """Writes the answer of a child, and ends it, even if `work` has left threads running."""
     from dslc.probe.leaked_resources import end_own, of_repeats
 
-    here = os.getpid()
+    pid = os.getpid()
     gc.set_threshold(2_000_000, 20, 1_000)  # libraries make millions of objects that stay: they are looked through less
     _hush_libraries()
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)  # a parent that ran parallel operations leaves no threads to its child
     try:
         answer = {"barred": True} if _torch_is_barred() else _attempt(work, BaseException)
-        if os.getpid() == here:  # else `work` forked, and this is that process
+        if os.getpid() == pid:  # else `work` forked, and this is that process
             repeats = of_repeats()
             threads, processes = end_own()
             _write(answer | {"threads": threads, "processes": processes, "repeats": repeats}, file)
@@ -96,8 +96,8 @@ def _answer(work: Callable[[], object], file: TextIO) -> NoReturn:
         os._exit(0)
 
 
-def _write(said: object, file: TextIO) -> None:
-    file.write(json.dumps(said) + "\n")
+def _write(message: object, file: TextIO) -> None:
+    file.write(json.dumps(message) + "\n")
     file.flush()
 
 
@@ -179,8 +179,8 @@ def _module(error: BaseException) -> str:
 
     torch = sys.modules.get("torch")
     calls = traceback.walk_tb((error.__cause__ or error).__traceback__)
-    called = [frame.f_locals.get("self") for frame, _ in calls]
-    modules = [each for each in called if torch is not None and isinstance(each, torch.nn.Module)]
+    receivers = [frame.f_locals.get("self") for frame, _ in calls]
+    modules = [receiver for receiver in receivers if torch is not None and isinstance(receiver, torch.nn.Module)]
     if not modules:
         return ""
     names = {id(module): name for name, module in modules[0].named_modules()}
@@ -196,5 +196,5 @@ def where_in_the_users_code(error: BaseException) -> str:
 
     if isinstance(error, SyntaxError) and error.filename:
         return f"{os.path.basename(error.filename)}, line {error.lineno}"
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
-    return f"{os.path.basename(own[-1].filename)}, line {own[-1].lineno}" if own else ""
+    user_frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename)]
+    return f"{os.path.basename(user_frames[-1].filename)}, line {user_frames[-1].lineno}" if user_frames else ""

@@ -27,8 +27,8 @@ def collect_facts(job: JobSpec, *, trace: bool, run: bool) -> Findings[Facts]:
         source = mixture_facts([_with_library_facts(call, facts, fetch=run) for call, facts in pairs])
     else:
         source = _with_library_facts(job.data.source, source, fetch=run)
-    for alone, _ in each_source(job, source):
-        yield from _look_for_torchvision(alone)
+    for source_job, _ in each_source(job, source):
+        yield from _look_for_torchvision(source_job)
     facts = Facts(source=source)
     if trace:
         from dslc.probe.trace_facts import trace_facts  # here, as most checks call no functions
@@ -83,13 +83,13 @@ def _open_table(call: Parquet | Datasets, *, fetch: bool) -> SourceFacts:
     )
 
 
-def _machine(asked: object) -> MachineFacts:
+def _machine(devices: object) -> MachineFacts:
     gpus: tuple[int, ...] = ()
-    others, fault = 0, ""
+    in_use, fault = 0, ""
     try:
-        if isinstance(asked, Free):
-            gpus, others = choose_free(asked.count)
-        elif asked is not None:
+        if isinstance(devices, Free):
+            gpus, in_use = choose_free(devices.count)
+        elif devices is not None:
             gpus = gpus_here()
     except RuntimeError as error:
         fault = str(error)
@@ -97,6 +97,6 @@ def _machine(asked: object) -> MachineFacts:
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         gpus=gpus,
-        gpus_in_use=others,
+        gpus_in_use=in_use,
         fault=fault,
     )

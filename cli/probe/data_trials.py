@@ -36,8 +36,8 @@ SIDE = 1.25  # sides of the images that are tried, over those of the network's i
 
 def try_images(trial: Trial) -> Findings[None]:
     """Makes the transforms of each source in a child, and sends an image of random numbers through them."""
-    for alone, facts in each_source(trial.job, trial.source):
-        yield from _try_images(trial, alone.data.source, facts)
+    for source_job, facts in each_source(trial.job, trial.source):
+        yield from _try_images(trial, source_job.data.source, facts)
 
 
 def _try_images(trial: Trial, source: Call, facts: SourceFacts) -> Findings[None]:
@@ -53,38 +53,42 @@ def _try_images(trial: Trial, source: Call, facts: SourceFacts) -> Findings[None
         from dslc.runtime.process.random_numbers import begin_sample
 
         begin_sample(trial.job.train.seed, "train", 0, 0)
-        made = prepared(step)(_picture(step.shape, exact=getattr(source, "size", None) is None))
+        image = prepared(step)(_picture(step.shape, exact=getattr(source, "size", None) is None))
         double = step.transform is not None and normalizes(own_transform(step))
-        return {"shape": tuple(made.shape), "normalizes": double}
+        return {"shape": tuple(image.shape), "normalizes": double}
 
-    own = source.transform
-    if isinstance(own, PythonTransform):
-        tried = yield from used(trial, own, "transform", lambda _: work())
+    transform = source.transform
+    if isinstance(transform, PythonTransform):
+        image_facts = yield from used(trial, transform, "transform", lambda _: work())
     elif importlib.util.find_spec("torchvision") is None:
         return
     else:
         answer = in_child(work)
-        tried = answer.get("made")
-        if tried is None:
+        image_facts = answer.get("made")
+        if image_facts is None:
             yield Diagnostic(
                 "E0335", f"torchvision does not take this: {answer['error']}", source.value_span("augment")
             )
-    if tried is not None:
-        yield from _compare(source, tuple(step.shape), tried)
+    if image_facts is not None:
+        yield from _compare(source, tuple(step.shape), image_facts)
 
 
-def _compare(source: PictureSource, wanted: tuple[int, ...], tried: dict[str, Json]) -> Iterator[Diagnostic]:
+def _compare(
+    source: PictureSource, expected_shape: tuple[int, ...], image_facts: dict[str, Json]
+) -> Iterator[Diagnostic]:
     place = source.value_span("transform" if source.transform is not None else "augment")
-    made = tuple(tried["shape"])
-    if made != wanted:
-        crop = f"`RandomResizedCrop({wanted[-1]})` or `CenterCrop({wanted[-1]})` in it"
-        said = f"gives a picture of shape {_shape_text(made)}, and the network is given {_shape_text(wanted)}"
-        yield Diagnostic("E0336", f"`{_name(source)}` {said}", place, help=crop)
-    elif tried["normalizes"]:
-        chosen = "is normalised twice" if source.normalize else "is normalised in training alone"
+    shape = tuple(image_facts["shape"])
+    if shape != expected_shape:
+        crop = f"`RandomResizedCrop({expected_shape[-1]})` or `CenterCrop({expected_shape[-1]})` in it"
+        reason = (
+            f"gives a picture of shape {_shape_text(shape)}, and the network is given {_shape_text(expected_shape)}"
+        )
+        yield Diagnostic("E0336", f"`{_name(source)}` {reason}", place, help=crop)
+    elif image_facts["normalizes"]:
+        consequence = "is normalised twice" if source.normalize else "is normalised in training alone"
         yield Diagnostic(
             "W0335",
-            f"`{_name(source)}` normalises, and `normalize` of the source is of all pictures: each {chosen}",
+            f"`{_name(source)}` normalises, and `normalize` of the source is of all pictures: each {consequence}",
             place,
             help="leave `Normalize` out of the transform, and give its numbers as `normalize = normalize(mean = …, "
             "std = …)`",
@@ -129,8 +133,8 @@ def _try_weights(trial: Trial, sampler: Weighted) -> Findings[None]:
         from dslc.runtime.data.sample_keys import fault_of, load_numbers
 
         values = load_numbers(step)
-        called = isinstance(sampler.weights, PythonNumbers)  # a rule counts the numbers of a file
-        if called and samples is not None and len(values) != samples:
+        is_function = isinstance(sampler.weights, PythonNumbers)  # a rule counts the numbers of a file
+        if is_function and samples is not None and len(values) != samples:
             return f"it gives {plural(len(values), 'number')}, and the data has {plural(samples, 'sample')}"
         return fault_of(step, values, len(values))
 
@@ -161,15 +165,15 @@ def _is_readable(path: str) -> bool:
 
 
 def _try_length(trial: Trial, call: PythonNumbers) -> Findings[None]:
-    own = trial.job.data.source
-    if not isinstance(own, PythonSource):
+    user_source = trial.job.data.source
+    if not isinstance(user_source, PythonSource):
         return
 
     def use(length: Callable[..., UserValue]) -> float:
         from dslc.runtime.process.random_numbers import begin_sample
 
-        made = load_function(trial.function(own))()
-        samples = made[0] if trial.source.validation_samples is not None else made
+        data_set = load_function(trial.function(user_source))()
+        samples = data_set[0] if trial.source.validation_samples is not None else data_set
         begin_sample(trial.job.train.seed, "train", 0, 0)
         return float(length(samples[0]))
 

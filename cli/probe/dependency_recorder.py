@@ -63,11 +63,11 @@ class DependencyRecorder:
             getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if name not in _PROGRAM
         ]
         files = self._opened | {path for path in sources if path and os.path.isabs(path)}
-        counting = [path for path in sorted(files) if not _is_of_fixed_version(path)]
-        if any(map(_is_large, counting)):
+        hashed_files = [path for path in sorted(files) if not _is_of_fixed_version(path)]
+        if any(map(_is_large, hashed_files)):
             return None
         variables = {name: digest_of_variable(value) for name, value in self._environment.items()}
-        return {"files": {path: digest_of(path) for path in counting}, "environment": variables}
+        return {"files": {path: digest_of(path) for path in hashed_files}, "environment": variables}
 
     def _audit(self, event: str, args: tuple[object, ...]) -> None:
         if not self._watching:
@@ -211,13 +211,13 @@ def _asked_by_user() -> bool:
 
 
 class _Variables(dict[bytes, bytes]):
-    """The environment, which notes in `read` the variables that the user's code reads and that were not set here
-    before.
+    """The environment, which notes in `variables_read` the variables that the user's code reads and that this code did
+    not set before.
     """
 
-    def __init__(self, values: dict[bytes, bytes], read: dict[str, str | None]) -> None:
+    def __init__(self, values: dict[bytes, bytes], variables_read: dict[str, str | None]) -> None:
         super().__init__(values)
-        self._read, self._own = read, set[bytes]()
+        self._read, self._own = variables_read, set[bytes]()
 
     def __getitem__(self, key: bytes) -> bytes:
         self._note(key)

@@ -41,15 +41,15 @@ def choose_free(count: int) -> tuple[tuple[int, ...], int]:
     if not _BEFORE:
         _BEFORE.append(os.environ.get(VISIBLE))
     restore_visible()
-    taken = _used_memory()  # first: `_visible_gpus` uses a GPU for a moment
-    seen = _visible_gpus()
-    if taken is None and seen:
+    used_memory = _used_memory()  # first: `_visible_gpus` uses a GPU for a moment
+    visible = _visible_gpus()
+    if used_memory is None and visible:
         raise RuntimeError("there is no `nvidia-smi` to tell which GPUs are free; `devices.gpus` can name them")
-    free = free_of(seen, taken or {})
-    chosen = free[:count]
-    if seen:
-        os.environ[VISIBLE] = ",".join(gpu.uuid for gpu in chosen) or "-1"
-    return tuple(gpu.memory for gpu in chosen), len(seen) - len(free)
+    free_gpus = free_of(visible, used_memory or {})
+    chosen_gpus = free_gpus[:count]
+    if visible:
+        os.environ[VISIBLE] = ",".join(gpu.uuid for gpu in chosen_gpus) or "-1"
+    return tuple(gpu.memory for gpu in chosen_gpus), len(visible) - len(free_gpus)
 
 
 def restore_visible() -> None:
@@ -60,31 +60,31 @@ def restore_visible() -> None:
         os.environ.pop(VISIBLE, None)
 
 
-def free_of(seen: Sequence[GPU], taken: Mapping[str, int]) -> list[GPU]:
-    """Returns the GPUs that nobody uses, in order; `taken` has the MiB that are in use, by name."""
-    return [gpu for gpu in seen if taken.get(gpu.uuid, 0) < IN_USE]
+def free_of(visible: Sequence[GPU], used_memory: Mapping[str, int]) -> list[GPU]:
+    """Returns the GPUs that nobody uses, in order; `used_memory` has the MiB that are in use, by name."""
+    return [gpu for gpu in visible if used_memory.get(gpu.uuid, 0) < IN_USE]
 
 
-def parse_used_memory(told: str) -> dict[str, int]:
+def parse_used_memory(output: str) -> dict[str, int]:
     """Returns the MiB in use of each GPU, by its name, from what `nvidia-smi` prints. One whose memory is not told, as
     with MIG, counts as in use. Raises ValueError for anything else.
     """
-    found = {}
-    for line in told.splitlines():
-        uuid, comma, used = (part.strip() for part in line.partition(","))
+    memory = {}
+    for line in output.splitlines():
+        uuid, comma, used_text = (part.strip() for part in line.partition(","))
         if not comma or not uuid.startswith("GPU-"):
             raise ValueError(line)
-        found[uuid] = int(used) if used.isdecimal() else IN_USE
-    return found
+        memory[uuid] = int(used_text) if used_text.isdecimal() else IN_USE
+    return memory
 
 
 def _used_memory() -> dict[str, int] | None:
     """Asks the driver; returns None where there is none."""
     try:
-        done = subprocess.run(_ASK, capture_output=True, text=True, timeout=60)
-        if done.returncode:
-            raise RuntimeError(f"`nvidia-smi` fails: {(done.stderr or done.stdout).strip()}")
-        return parse_used_memory(done.stdout)
+        process = subprocess.run(_ASK, capture_output=True, text=True, timeout=60)
+        if process.returncode:
+            raise RuntimeError(f"`nvidia-smi` fails: {(process.stderr or process.stdout).strip()}")
+        return parse_used_memory(process.stdout)
     except FileNotFoundError:
         return None
     except subprocess.TimeoutExpired:
@@ -99,8 +99,8 @@ def _visible_gpus() -> list[GPU]:
     def look() -> list[tuple[int, str]]:
         import torch
 
-        found = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
-        return [(each.total_memory, f"GPU-{each.uuid}") for each in found]
+        properties = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+        return [(gpu.total_memory, f"GPU-{gpu.uuid}") for gpu in properties]
 
     answer = in_child(look)
     if "made" not in answer:

@@ -31,8 +31,8 @@ _SHOWN = 3  # names that a message lists
 _repeats: set[int | str] = set()  # processes, and threads in words, that repeated calls of a function have started
 
 
-def supervise(work: Callable[[], NoReturn], tell: Callable[[int, Sequence[int]], None]) -> NoReturn:
-    """Runs `work` in a worker and ends this process. Calls `tell` with the worker's exit code, as `subprocess` has it,
+def supervise(work: Callable[[], NoReturn], report: Callable[[int, Sequence[int]], None]) -> NoReturn:
+    """Runs `work` in a worker and ends this process. Calls `report` with the worker's exit code, as in `subprocess`,
     and the processes that it left, which are killed.
     """
     try:
@@ -44,7 +44,7 @@ def supervise(work: Callable[[], NoReturn], tell: Callable[[int, Sequence[int]],
             work()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker takes it; its leftovers must still be ended
         _, status = os.waitpid(worker, 0)
-        tell(os.waitstatus_to_exitcode(status), _kill_descendants())
+        report(os.waitstatus_to_exitcode(status), _kill_descendants())
     finally:
         os._exit(0)
 
@@ -56,20 +56,20 @@ def counted_once(function: Callable[[], T]) -> Callable[[], T]:
     def called() -> T:
         nonlocal calls
         calls += 1
-        before = _running() if calls > 1 else set()
+        running_before = _running() if calls > 1 else set()
         try:
             return function()
         finally:
             if calls > 1:
-                _repeats.update(_running() - before)
+                _repeats.update(_running() - running_before)
 
     return called
 
 
 def of_repeats() -> list[int]:
     """Returns the processes that repeated calls have started, and their descendants."""
-    started = [each for each in _repeats if isinstance(each, int)]
-    return [*started, *(child for process in started for child in _descendants(process))]
+    started_processes = [resource for resource in _repeats if isinstance(resource, int)]
+    return [*started_processes, *(child for process in started_processes for child in _descendants(process))]
 
 
 def _running() -> set[int | str]:
@@ -86,36 +86,38 @@ def end_own() -> tuple[list[str], list[int]]:
         if thread is not threading.main_thread() and not thread.daemon and thread not in _threads_queues
         if f"thread {thread.ident}" not in _repeats
     ]
-    started = multiprocessing.active_children()
-    for process in started:
+    children = multiprocessing.active_children()
+    for process in children:
         process.kill()
         process.join()
-    pids = [process.pid for process in started if process.pid is not None and not process.daemon]
+    pids = [process.pid for process in children if process.pid is not None and not process.daemon]
     return threads, [pid for pid in pids if pid not in _repeats]
 
 
 def in_words(threads: Sequence[str], processes: Sequence[int]) -> str:
     """Joins them in words: `a thread (`loader`) and 2 processes (71, 72)`; "" for none."""
     parts = []
-    for what, many, names in (
+    for singular, plural_word, names in (
         ("thread", "threads", [f"`{name}`" for name in threads]),
         ("process", "processes", [str(process) for process in processes]),
     ):
-        shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+        names_text = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
         if names:
-            parts.append(f"a {what} ({shown})" if len(names) == 1 else f"{len(names)} {many} ({shown})")
+            parts.append(
+                f"a {singular} ({names_text})" if len(names) == 1 else f"{len(names)} {plural_word} ({names_text})"
+            )
     return " and ".join(parts)
 
 
 def _kill_descendants() -> list[int]:
-    found = _descendants(os.getpid())
-    for process in found:
+    descendants = _descendants(os.getpid())
+    for process in descendants:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
-    for process in found:  # parents first: their children are then adopted by this process
+    for process in descendants:  # parents first: their children are then adopted by this process
         with contextlib.suppress(ChildProcessError):
             os.waitpid(process, 0)
-    return found
+    return descendants
 
 
 def _descendants(process: int) -> list[int]:
@@ -128,7 +130,7 @@ def _descendants(process: int) -> list[int]:
             helps = any(name in (entry / "cmdline").read_bytes() for name in _HELPERS)
             if state not in (b"Z", b"X") and not helps:
                 children[int(parent)].append(int(entry.name))
-    found = [process]
-    for one in found:
-        found += children[one]
-    return found[1:]
+    family = [process]
+    for ancestor in family:
+        family += children[ancestor]
+    return family[1:]

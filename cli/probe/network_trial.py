@@ -76,25 +76,25 @@ class RealBatch:
 
 def try_network(
     trial: Trial,
-    make: Callable[[], nn.Module],
+    construct: Callable[[], nn.Module],
     facts: ModelFacts,
     batch: tuple[UserValue, UserValue] | None,
-    restored: tuple[str, ...],
+    restored_modules: tuple[str, ...],
 ) -> NetworkFacts:
     """Returns the facts of a traced network with the facts of a trial on `batch`, or with the reason why the trial
     failed.
     """
     from dslc.runtime.step.network_trial import NetworkTrial
 
-    known = replace(facts.network or NetworkFacts(), restored=restored)
+    network_facts = replace(facts.network or NetworkFacts(), restored=restored_modules)
     if not can_try(facts) or batch is None:
-        return known
-    own = trial.steps.loss if isinstance(trial.job.model.loss, NetworkLoss) else None
+        return network_facts
+    loss = trial.steps.loss if isinstance(trial.job.model.loss, NetworkLoss) else None
     try:
-        return NetworkTrial(make, batch, own, bool(facts.looks)).result(known)
+        return NetworkTrial(construct, batch, loss, bool(facts.looks)).result(network_facts)
     except Exception as error:  # any kind: the user's code runs, and a rule reports it
-        where = where_in_the_users_code(error)
-        return replace(known, failure=first_line(error) + (f" ({where})" if where else ""))
+        line = where_in_the_users_code(error)
+        return replace(network_facts, failure=first_line(error) + (f" ({line})" if line else ""))
 
 
 def real_batch(trial: Trial) -> tuple[UserValue, UserValue] | None:
@@ -116,7 +116,7 @@ def real_batch(trial: Trial) -> tuple[UserValue, UserValue] | None:
         if source.structures is not None:
             return batch
         return map_tensors(as_seen, batch[0]), map_tensors(as_seen, batch[1])
-    if any(isinstance(each, PythonSource) for each in parts):
+    if any(isinstance(part, PythonSource) for part in parts):
         return None
     if len(parts) > 1 or isinstance(parts[0], Parquet | Datasets | Images):
         return _random_samples(source, ROWS)

@@ -81,27 +81,27 @@ class TrialBatches:
         return None
 
 
-def trial_batches(job: JobSpec, facts: Facts, file: str, invented: str) -> TrialBatches:
+def trial_batches(job: JobSpec, facts: Facts, file: str, random_file: str) -> TrialBatches:
     """Returns the trial of a job whose loss or metrics are the user's own; outputs are written to `file`.
-    `invented` is the file that tracing wrote, if the network's output is a structure.
+    `random_file` is the file that tracing wrote, if the network's output is a structure.
     """
     source, model = facts.source or SourceFacts(), facts.model
-    own = [job.model.loss, *job.evaluate.metrics]
-    if job.train.step is not None or not any(isinstance(call, PythonLoss | PythonMetric) for call in own):
+    user_calls = [job.model.loss, *job.evaluate.metrics]
+    if job.train.step is not None or not any(isinstance(call, PythonLoss | PythonMetric) for call in user_calls):
         return TrialBatches()
-    made = Report().collect(opaque(model, job.model, source) if model else build(job.model, source, context_of(job)))
-    structured = source.structures is not None or (model is not None and model.structured)
-    if made is None or not (structured or can_be_tried(made.output, source.target)):
+    graph = Report().collect(opaque(model, job.model, source) if model else build(job.model, source, context_of(job)))
+    is_structured = source.structures is not None or (model is not None and model.structured)
+    if graph is None or not (is_structured or can_be_tried(graph.output, source.target)):
         return TrialBatches()
     absent = write_outputs(job, facts, file)
     if not absent:
-        return TrialBatches(file=file, output=made.output, structured=structured)
-    if structured:
-        numbers = invented if os.path.exists(invented) else ""
-        return TrialBatches(invented=numbers, absent=absent, output=made.output, structured=True)
+        return TrialBatches(file=file, output=graph.output, structured=is_structured)
+    if is_structured:
+        numbers = random_file if os.path.exists(random_file) else ""
+        return TrialBatches(invented=numbers, absent=absent, output=graph.output, structured=True)
     assert source.target is not None
-    shapes = made.output.shape, source.target.shape, source.target.dtype
-    return TrialBatches(invented=shapes, absent=absent, output=made.output)
+    shapes = graph.output.shape, source.target.shape, source.target.dtype
+    return TrialBatches(invented=shapes, absent=absent, output=graph.output)
 
 
 def write_outputs(job: JobSpec, facts: Facts, file: str) -> str:
@@ -171,26 +171,30 @@ def _write(analysis: Analysis, file: str) -> None:
     spread = torch.arange(sum(COUNTS)) * len(samples) // sum(COUNTS)
     pairs = [batch_aside(samples, part) for part in spread.split(list(COUNTS))]
     model = build_model(replace(locate_paths(model_step(analysis), job.folder), weights=None), "cpu")
-    structured = analysis.source.structures is not None
-    written: dict[str, list[Pair]] = {}
+    is_structured = analysis.source.structures is not None
+    pairs_by_mode: dict[str, list[Pair]] = {}
     for mode in ("train", "eval"):
         model.train(mode == "train")
         with torch.set_grad_enabled(mode == "train"):
-            outputs = [call(model, model.forward, input) if structured else model(input) for input, _ in pairs]
-        written[mode] = [(detached(output), target) for output, (_, target) in zip(outputs, pairs, strict=True)]
-    torch.save(written, file)
+            outputs = [call(model, model.forward, input) if is_structured else model(input) for input, _ in pairs]
+        pairs_by_mode[mode] = [(detached(output), target) for output, (_, target) in zip(outputs, pairs, strict=True)]
+    torch.save(pairs_by_mode, file)
 
 
-def inventions(given: Shapes | str) -> Iterator[list[Pair]]:
+def inventions(random_source: Shapes | str) -> Iterator[list[Pair]]:
     """Yields batches of each kind: of these shapes, or with the outputs of a file; nothing for an empty name."""
     import torch
     import torch.nn.functional as F
 
     from dslc.compiler.trace.structures import map_tensors
 
-    if not given:
+    if not random_source:
         return
-    batches = torch.load(given, weights_only=False) if isinstance(given, str) else list(_random_outputs(*given))
+    batches = (
+        torch.load(random_source, weights_only=False)
+        if isinstance(random_source, str)
+        else list(_random_outputs(*random_source))
+    )
     activations: tuple[Activation, ...] = (lambda tensor: tensor, torch.sigmoid, F.logsigmoid)
     for activation in activations:
 
@@ -219,7 +223,7 @@ def spread(pair: Pair) -> Pair | None:
     from dslc.compiler.trace.structures import map_tensors, tensors
 
     output, target = pair
-    if any(not torch.equal(each, each[:1].expand_as(each)) for each in tensors(output) if each.dim()):
+    if any(not torch.equal(tensor, tensor[:1].expand_as(tensor)) for tensor in tensors(output) if tensor.dim()):
         return None
     random = torch.Generator().manual_seed(0)
 

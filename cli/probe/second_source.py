@@ -51,12 +51,12 @@ class DataReads(TypedDict):
     listed: str
 
 
-def fingerprint(made: UserValue, begin: Callable[[int], None]) -> dict[str, list[str]]:
+def fingerprint(data_set: UserValue, begin: Callable[[int], None]) -> dict[str, list[str]]:
     """Returns, by a name for each part of some samples, the digests of two reads of it, and the lengths."""
-    found: dict[str, list[str]] = {}
-    for part, samples in _parts(made):
+    digests: dict[str, list[str]] = {}
+    for part, samples in _parts(data_set):
         count = len(samples)
-        found[f"{part} length"] = [str(count)] * 2
+        digests[f"{part} length"] = [str(count)] * 2
         end = time.monotonic() + SECONDS
         for number, index in enumerate(_sample_indices(count)):
             reads = []
@@ -71,8 +71,8 @@ def fingerprint(made: UserValue, begin: Callable[[int], None]) -> dict[str, list
             if number >= 3 and time.monotonic() > end:
                 break
             for place, pair in enumerate(zip(*reads, strict=False)):
-                found[f"{part} {index} {place}"] = list(pair)
-    return found
+                digests[f"{part} {index} {place}"] = list(pair)
+    return digests
 
 
 def _sample_indices(count: int) -> list[int]:
@@ -81,18 +81,18 @@ def _sample_indices(count: int) -> list[int]:
     return list(dict.fromkeys([*(n for n in (0, count // 2, count - 1) if 0 <= n < count), *spread]))[:SAMPLES]
 
 
-def _parts(made: UserValue) -> Iterator[tuple[str, UserValue]]:
+def _parts(data_set: UserValue) -> Iterator[tuple[str, UserValue]]:
     from dslc.compiler.trace.trace_source import splits_of
     from dslc.runtime.data.sources.open_sources import is_pair_of_arrays
 
-    if is_pair_of_arrays(made):
-        yield "train", list(zip(*made, strict=False))
+    if is_pair_of_arrays(data_set):
+        yield "train", list(zip(*data_set, strict=False))
         return
-    for part, each in enumerate(splits_of(made)):
+    for part, split in enumerate(splits_of(data_set)):
         name = ("train", "validation", "test")[min(part, 2)]
-        for own, samples in each.items() if isinstance(each, dict) else [("", each)]:
+        for subset, samples in split.items() if isinstance(split, dict) else [("", split)]:
             if hasattr(samples, "__len__") and hasattr(samples, "__getitem__"):
-                yield f"{name}{own}", samples
+                yield f"{name}{subset}", samples
 
 
 def _leaves(sample: object) -> list[str]:
@@ -113,28 +113,32 @@ def compare_twice(trial: Trial, call: PythonSource, ranks: int, hashes: bool) ->
     """Finds a data set that is another in each process. `ranks` is their number; `hashes`: each of them has hashes of
     its own, as where something else than this command starts them.
     """
-    why, sample, line = _difference(trial.function(call), trial.job.train.seed)
-    if not why:
+    cause, sample, line = _difference(trial.function(call), trial.job.train.seed)
+    if not cause:
         return
     label = f"by {line}" if line else ""
-    if why == "entropy" or hashes:
+    if cause == "entropy" or hashes:
         code = "E0655" if ranks > 1 else "W0656"
-        so = (
+        consequence = (
             f"each of {ranks} ranks would train on its own, and what one holds out another trains on"
             if ranks > 1
             else "a training that resumes goes on with other data, and what was held out may be trained on"
         )
-        what = "the data set is another each time it is made" if why == "entropy" else _ORDER[why]
+        message = "the data set is another each time it is made" if cause == "entropy" else _ORDER[cause]
         yield Diagnostic(
-            code, f"{what}: {sample} differs, and {so}", call.value_span("function"), label=label, help=_HELP[why]
+            code,
+            f"{message}: {sample} differs, and {consequence}",
+            call.value_span("function"),
+            label=label,
+            help=_HELP[cause],
         )
         return
     yield Diagnostic(
         "W0657",
-        f"{_ORDER[why]}: {sample} differs, and a training that resumes, or runs on another host, has other data",
+        f"{_ORDER[cause]}: {sample} differs, and a training that resumes, or runs on another host, has other data",
         call.value_span("function"),
         label=label,
-        help=_HELP[why],
+        help=_HELP[cause],
     )
 
 
@@ -150,42 +154,42 @@ _HELP = {
 }
 
 
-def _difference(named: PythonFunction, seed: int) -> tuple[str, str, str]:
+def _difference(function: PythonFunction, seed: int) -> tuple[str, str, str]:
     """Returns why two data sets differ (entropy, listing or hash), the sample in words, and the line of the user's
     code, if it is known; "" three times for no difference.
     """
-    first = in_child(lambda: make_and_read(named, seed)).get("made")
-    if first is None or first["seconds"] > SLOW:
+    first_reads = in_child(lambda: make_and_read(function, seed)).get("made")
+    if first_reads is None or first_reads["seconds"] > SLOW:
         return "", "", ""
-    second = in_child(lambda: make_and_read(named, seed)).get("made")
-    if second and (sample := _differing(first["samples"], second["samples"])):
-        return "entropy", sample, _line_of_entropy(named)
-    if first["listed"]:
-        other = in_child(lambda: make_and_read(named, seed, backward=True)).get("made")
-        if other and (sample := _differing(first["samples"], other["samples"])):
-            return "listing", sample, first["listed"]
-    by_value = named.function.partition(":")[0] in HANDED_OVER
-    line = "" if by_value else _line_of_set(named)
+    second_reads = in_child(lambda: make_and_read(function, seed)).get("made")
+    if second_reads and (sample := _differing(first_reads["samples"], second_reads["samples"])):
+        return "entropy", sample, _line_of_entropy(function)
+    if first_reads["listed"]:
+        reversed_reads = in_child(lambda: make_and_read(function, seed, backward=True)).get("made")
+        if reversed_reads and (sample := _differing(first_reads["samples"], reversed_reads["samples"])):
+            return "listing", sample, first_reads["listed"]
+    by_value = function.function.partition(":")[0] in HANDED_OVER
+    line = "" if by_value else _line_of_set(function)
     if line:
-        hashed = _in_interpreter(named, seed)
-        if hashed and (sample := _differing(first["samples"], hashed["samples"])):
+        hashed_reads = _in_interpreter(function, seed)
+        if hashed_reads and (sample := _differing(first_reads["samples"], hashed_reads["samples"])):
             return "hash", sample, line
     return "", "", ""
 
 
-def _differing(one: dict[str, list[str]], other: dict[str, list[str]]) -> str:
-    for name, (a, again) in one.items():
-        if name not in other:
+def _differing(first_samples: dict[str, list[str]], second_samples: dict[str, list[str]]) -> str:
+    for name, (a, a_repeated) in first_samples.items():
+        if name not in second_samples:
             continue  # one of them took longer, and has read less
-        b, once_more = other[name]
-        if a == again and b == once_more and a != b:
+        b, b_repeated = second_samples[name]
+        if a == a_repeated and b == b_repeated and a != b:
             part, _, place = name.partition(" ")
             word = "training" if part == "train" else part
             return "the length" if place == "length" else f"sample {place.split()[0]} of the {word} data"
     return ""
 
 
-def make_and_read(named: PythonFunction, seed: int, *, backward: bool = False) -> DataReads:
+def make_and_read(function: PythonFunction, seed: int, *, backward: bool = False) -> DataReads:
     """Makes the data set, as a rank does, and reads some samples. `backward`: folders are listed in another order. What
     it prints is dropped.
     """
@@ -195,14 +199,14 @@ def make_and_read(named: PythonFunction, seed: int, *, backward: bool = False) -
 
     torch.set_num_threads(1)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        make, listings = load_function(named), _Listings(backward)
+        construct, listings = load_function(function), _Listings(backward)
         begin(seed, 0)
-        started = time.monotonic()
+        start = time.monotonic()
         with listings:
-            samples = make()
-        seconds = time.monotonic() - started
-        found = fingerprint(samples, lambda index: begin_sample(seed, "train", 0, index)) if seconds <= SLOW else {}
-    return {"samples": found, "seconds": seconds, "listed": listings.line}
+            samples = construct()
+        seconds = time.monotonic() - start
+        digests = fingerprint(samples, lambda index: begin_sample(seed, "train", 0, index)) if seconds <= SLOW else {}
+    return {"samples": digests, "seconds": seconds, "listed": listings.line}
 
 
 class _Listings:
@@ -219,17 +223,17 @@ class _Listings:
     def __exit__(self, *_: object) -> None:
         os.listdir, os.scandir = self._own
 
-    def _listed(self, own: Callable[..., UserValue]) -> UserValue:
+    def _listed(self, original: Callable[..., UserValue]) -> UserValue:
         def listed(*arguments: UserValue) -> UserValue:
             frame = sys._getframe(1)
             while frame is not None and not is_users(frame.f_code.co_filename):
                 frame = frame.f_back  # type: ignore[assignment]
             if frame is not None and not self.line:
                 self.line = f"{os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno}"
-            found = own(*arguments)
+            entries = original(*arguments)
             if not self._backward:
-                return found
-            return found[::-1] if isinstance(found, list) else _ReversedEntries(list(found)[::-1])
+                return entries
+            return entries[::-1] if isinstance(entries, list) else _ReversedEntries(list(entries)[::-1])
 
         return listed
 
@@ -256,15 +260,15 @@ class _ReversedEntries:
         """Does nothing. `os.scandir`'s own `close` frees a handle, and this object has none."""
 
 
-def _in_interpreter(named: PythonFunction, seed: int) -> DataReads | None:
+def _in_interpreter(function: PythonFunction, seed: int) -> DataReads | None:
     """Makes the data set in an interpreter whose texts have other hashes."""
 
     code = "from dslc.probe.second_source import answer; answer()"
     environ = {**os.environ, "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
-    told = json.dumps({"named": to_json(named), "seed": seed})
-    ended = subprocess.run([sys.executable, "-c", code], input=told, env=environ, capture_output=True, text=True)
-    lines = ended.stdout.splitlines()
-    if ended.returncode or not lines:
+    request = json.dumps({"named": to_json(function), "seed": seed})
+    process = subprocess.run([sys.executable, "-c", code], input=request, env=environ, capture_output=True, text=True)
+    lines = process.stdout.splitlines()
+    if process.returncode or not lines:
         return None  # the first process has reported the failure
     return cast("DataReads", json.loads(lines[-1]))
 
@@ -272,20 +276,20 @@ def _in_interpreter(named: PythonFunction, seed: int) -> DataReads | None:
 def answer() -> None:
     """Makes a data set that standard input names, and prints what `make_and_read` returns."""
 
-    told = json.load(sys.stdin)
-    print(json.dumps(make_and_read(from_json(PythonFunction, told["named"]), told["seed"])))
+    request = json.load(sys.stdin)
+    print(json.dumps(make_and_read(from_json(PythonFunction, request["named"]), request["seed"])))
 
 
-def _source_text(named: PythonFunction) -> tuple[str, str]:
+def _source_text(function: PythonFunction) -> tuple[str, str]:
     """Returns the file of a source's module, and its text; "" for what cannot be read."""
-    module = sys.modules.get(named.function.partition(":")[0])
+    module = sys.modules.get(function.function.partition(":")[0])
     if module is not None:
         try:
             return os.path.basename(module.__file__ or ""), inspect.getsource(module)
         except (OSError, TypeError):
             return "", ""
-    module_name = named.function.partition(":")[0]
-    path = os.path.join(named.folder or ".", module_name.replace(".", os.sep) + ".py")
+    module_name = function.function.partition(":")[0]
+    path = os.path.join(function.folder or ".", module_name.replace(".", os.sep) + ".py")
     try:
         with open(path, encoding="utf-8") as file:
             return os.path.basename(path), file.read(1 << 20)
@@ -293,13 +297,13 @@ def _source_text(named: PythonFunction) -> tuple[str, str]:
         return "", ""
 
 
-def _line_of_entropy(named: PythonFunction) -> str:
+def _line_of_entropy(function: PythonFunction) -> str:
     """Returns the first line that looks like a generator without a seed: of the function, else of its module."""
-    file, text = _source_text(named)
+    file, text = _source_text(function)
     numbers = [n for n, line in enumerate(text.splitlines(), 1) if _ENTROPY.search(line)]
-    start, end = _lines_of_function(text, named.function.partition(":")[2])
-    inside = [n for n in numbers if start <= n <= end]
-    return f"{file}, line {(inside or numbers)[0]}" if numbers else ""
+    start, end = _lines_of_function(text, function.function.partition(":")[2])
+    numbers_inside = [n for n in numbers if start <= n <= end]
+    return f"{file}, line {(numbers_inside or numbers)[0]}" if numbers else ""
 
 
 def _lines_of_function(text: str, name: str) -> tuple[int, int]:
@@ -310,9 +314,9 @@ def _lines_of_function(text: str, name: str) -> tuple[int, int]:
     return 1, 0
 
 
-def _line_of_set(named: PythonFunction) -> str:
+def _line_of_set(function: PythonFunction) -> str:
     """Returns the first line of a source's module that makes a set whose order may count, or a hash; "" for none."""
-    file, text = _source_text(named)
+    file, text = _source_text(function)
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
@@ -324,7 +328,7 @@ def _line_of_set(named: PythonFunction) -> str:
         elif isinstance(node, ast.Compare):
             harmless.update(node.comparators)
     for node in ast.walk(tree):
-        called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
-        if node not in harmless and (isinstance(node, ast.Set | ast.SetComp) or called in ("set", "frozenset", "hash")):
+        callee = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+        if node not in harmless and (isinstance(node, ast.Set | ast.SetComp) or callee in ("set", "frozenset", "hash")):
             return f"{file}, line {node.lineno}"  # type: ignore[attr-defined]
     return ""

@@ -46,13 +46,13 @@ _SETTINGS = ("TORCH", "PYTORCH", "ATEN", "MKL", "OMP_", "KMP_", "DNNL", "ONEDNN"
 class TraceCache:
     """The place of the facts of one network; `None` for a network whose facts are not kept."""
 
-    def __init__(self, what: dict[str, object] | None, folder: str = "") -> None:
-        """`what` is all that the facts depend on in the job; `folder` is where the user's modules are."""
-        place = cache.folder() if what is not None and os.environ.get(SWITCH, "").lower() not in ("off", "0") else None
+    def __init__(self, key: dict[str, object] | None, folder: str = "") -> None:
+        """`key` is all that the facts depend on in the job; `folder` is where the user's modules are."""
+        place = cache.folder() if key is not None and os.environ.get(SWITCH, "").lower() not in ("off", "0") else None
         self._path = ""
         if place:
-            known = json.dumps([_FORMAT, what, _environment(folder)], sort_keys=True, default=repr)
-            self._path = os.path.join(place, f"{_NAME}{hashlib.sha256(known.encode()).hexdigest()[:40]}.json")
+            key_text = json.dumps([_FORMAT, key, _environment(folder)], sort_keys=True, default=repr)
+            self._path = os.path.join(place, f"{_NAME}{hashlib.sha256(key_text.encode()).hexdigest()[:40]}.json")
 
     def load(self) -> ModelFacts | None:
         """Returns the facts, if they were kept and everything that they rest on is the same."""
@@ -84,27 +84,27 @@ class TraceCache:
 
             return unwatched
 
-        here = os.getpid()
+        pid = os.getpid()
 
         def watched() -> object:
             prepare()
-            if os.getpid() == here:  # a process that goes on cannot be watched
+            if os.getpid() == pid:  # a process that goes on cannot be watched
                 return {"facts": work(), "rests": None}
-            looked = DependencyRecorder()
+            recorder = DependencyRecorder()
             facts = work()
-            return {"facts": facts, "rests": looked.dependencies()}
+            return {"facts": facts, "rests": recorder.dependencies()}
 
         return watched
 
-    def store(self, made: dict[str, Json], facts: ModelFacts | None) -> None:
+    def store(self, answer: dict[str, Json], facts: ModelFacts | None) -> None:
         """Keeps the facts that a child found, with what they rest on, if that is known."""
-        rests = made["rests"]
+        rests = answer["rests"]
         if not self._path or rests is None or facts is None or facts.looks or facts.structured:
             return
-        text = json.dumps({**rests, "facts": made["facts"]})
-        written = hashlib.sha256(text.encode()).hexdigest() + text
-        if len(written) <= MOST_BYTES // 4:
-            cache.replace(self._path, written.encode())
+        text = json.dumps({**rests, "facts": answer["facts"]})
+        content = hashlib.sha256(text.encode()).hexdigest() + text
+        if len(content) <= MOST_BYTES // 4:
+            cache.replace(self._path, content.encode())
             _shrink(os.path.dirname(self._path))
 
 
@@ -112,9 +112,9 @@ def _read_entry(path: str) -> bytes | None:
     """Returns the text of an entry that only the user can have written, and that is whole."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-            found = os.fstat(file.fileno())
-            mine = not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o022)
-            if not mine or not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
+            status = os.fstat(file.fileno())
+            mine = not hasattr(os, "getuid") or (status.st_uid == os.getuid() and not status.st_mode & 0o022)
+            if not mine or not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
                 return None
             data = file.read()
     except OSError:
@@ -133,16 +133,16 @@ def _touch(path: str) -> None:
 def _shrink(folder: str) -> None:
     """Removes the entries that were used longest ago until the others take no more than `MOST_BYTES`."""
     try:
-        found = []
-        for each in os.scandir(folder):
-            if each.name.startswith(_NAME):
-                about = each.stat(follow_symlinks=False)
-                found.append((about.st_mtime, about.st_size, each.path))
+        entries = []
+        for entry in os.scandir(folder):
+            if entry.name.startswith(_NAME):
+                about = entry.stat(follow_symlinks=False)
+                entries.append((about.st_mtime, about.st_size, entry.path))
         total, now = 0, time.time()
-        for modified, size, path in sorted(found, reverse=True):
+        for modified_at, size, path in sorted(entries, reverse=True):
             total += size
-            unfinished = not path.endswith(".json") and now - modified > 3600
-            if total > MOST_BYTES or unfinished:
+            is_unfinished = not path.endswith(".json") and now - modified_at > 3600
+            if total > MOST_BYTES or is_unfinished:
                 os.unlink(path)
     except OSError:  # another process has removed it
         pass
@@ -168,15 +168,17 @@ def _names(folder: str) -> object:
     """Returns, of a folder that Python imports from, the distributions that it has; of another than Python's own, the
     modules.
     """
-    installed = os.path.basename(folder) in ("site-packages", "dist-packages")
-    if not installed and (folder + os.sep).startswith(os.path.join(sysconfig.get_path("stdlib"), "")):
+    is_installed = os.path.basename(folder) in ("site-packages", "dist-packages")
+    if not is_installed and (folder + os.sep).startswith(os.path.join(sysconfig.get_path("stdlib"), "")):
         return folder
-    ends = (".dist-info", ".egg-info", ".egg-link", ".pth") if installed else (".py", ".so", ".pyd")
+    ends = (".dist-info", ".egg-info", ".egg-link", ".pth") if is_installed else (".py", ".so", ".pyd")
     try:
-        entries = [each for each in os.scandir(folder) if each.name.endswith(ends) or (not installed and _holds(each))]
+        entries = [
+            entry for entry in os.scandir(folder) if entry.name.endswith(ends) or (not is_installed and _holds(entry))
+        ]
     except OSError:
         return folder
-    return folder, sorted(each.name for each in entries)
+    return folder, sorted(entry.name for entry in entries)
 
 
 def _holds(entry: os.DirEntry[str]) -> bool:
@@ -203,7 +205,7 @@ def _own_code() -> str:
 
 def _sources() -> Iterator[str]:
     for name in ("dslc", "dslc.compiler", "dslc.dsl", "dslc.runtime"):
-        found = importlib.util.find_spec(name)
-        for top in (found and found.submodule_search_locations) or ():
+        spec = importlib.util.find_spec(name)
+        for top in (spec and spec.submodule_search_locations) or ():
             for folder, _, names in os.walk(top):
                 yield from (os.path.join(folder, name) for name in names if name.endswith(".py"))

@@ -44,8 +44,8 @@ def trace_facts(job: JobSpec, source: SourceFacts, *, run: bool) -> Findings[Fac
     with tempfile.TemporaryDirectory() as folder:
         trial = Trial(job=job, facts=Facts(source=source), files=Files(folder), run=run)
         for probe in PROBES:
-            after, sound = yield from judge(probe(trial))
-            trial = replace(after or trial, sound=trial.sound and sound)
+            judged_trial, sound = yield from judge(probe(trial))
+            trial = replace(judged_trial or trial, sound=trial.sound and sound)
         return trial.facts
 
 
@@ -64,32 +64,32 @@ def _trace_source(trial: Trial, call: Call, source: SourceFacts) -> Findings[Sou
     if not isinstance(call, PythonSource):
         return source
 
-    job, own = trial.job, trial.job.data.collate
+    job, collate_call = trial.job, trial.job.data.collate
 
-    def use(make: Callable[..., UserValue]) -> object:
+    def use(construct: Callable[..., UserValue]) -> object:
         from dslc.compiler.trace.trace_source import trace_source
         from dslc.runtime.data.collating import collate
         from dslc.runtime.process.random_numbers import begin_sample
 
         return to_json(
             trace_source(
-                make,
+                construct,
                 lambda index: begin_sample(job.train.seed, "train", 0, index),
-                collate=collate(trial.function(own) if isinstance(own, PythonCollate) else None),
-                stacked=own is None,
+                collate=collate(trial.function(collate_call) if isinstance(collate_call, PythonCollate) else None),
+                stacked=collate_call is None,
                 unsplit=isinstance(job.model.loss, NetworkLoss),
                 example=trial.files.batches,
                 real=trial.files.samples,
             )
         )
 
-    made = yield from used(trial, call, "source", use)
-    if made and made.get("shards") is None:
+    source_facts = yield from used(trial, call, "source", use)
+    if source_facts and source_facts.get("shards") is None:
         layout = Report().collect(lay_out(job))
         ranks = layout.world_size if layout is not None else 1
-        others = layout is not None and (layout.nodes > 1 or job.launch.with_.word != "local")
-        yield from compare_twice(trial, call, ranks, others)
-    return from_json(SourceFacts, made) if made else source
+        on_other_hosts = layout is not None and (layout.nodes > 1 or job.launch.with_.word != "local")
+        yield from compare_twice(trial, call, ranks, on_other_hosts)
+    return from_json(SourceFacts, source_facts) if source_facts else source
 
 
 def make_batches(trial: Trial) -> Findings[Trial]:

@@ -76,8 +76,8 @@ def trace_network(trial: Trial) -> Findings[Trial | None]:
     )
     if not trial.run and source.input is None and source.structures is None and trial.sound and sound:
         yield uncalled_network(job, source)
-    uncalled = isinstance(network, PythonNetwork) and not _is_called(trial)
-    return trial.with_facts(made=model) if uncalled else trial.with_facts(model=model)
+    is_uncalled = isinstance(network, PythonNetwork) and not _is_called(trial)
+    return trial.with_facts(made=model) if is_uncalled else trial.with_facts(model=model)
 
 
 def _is_called(trial: Trial) -> bool:
@@ -95,36 +95,42 @@ def _has_configuration(network: PythonNetwork | TransformersNetwork, folder: str
 
 
 def _traced_model(trial: Trial, call: PythonNetwork) -> Findings[ModelFacts | None]:
-    def use(make: Callable[..., UserValue]) -> object:
+    def use(construct: Callable[..., UserValue]) -> object:
         from dslc.compiler.trace.devices import named_gpus
         from dslc.compiler.trace.instantiate import facts_of_made
 
-        adapted = _with_adapter(trial, counted_once(make))
+        adapted_module = _with_adapter(trial, counted_once(construct))
         with named_gpus(trial.job):
-            return to_json(_trace_module(trial, adapted, real) if _is_called(trial) else facts_of_made(adapted))
+            return to_json(
+                _trace_module(trial, adapted_module, real) if _is_called(trial) else facts_of_made(adapted_module)
+            )
 
-    named = trial.function(call)
-    by_value = named.function.partition(":")[0] in HANDED_OVER
-    kept = TraceCache(None if by_value else _cache_key(trial, to_json(replace(named, line=""))), named.folder)
-    if (facts := kept.load()) is not None:
+    function = trial.function(call)
+    by_value = function.function.partition(":")[0] in HANDED_OVER
+    trace_cache = TraceCache(
+        None if by_value else _cache_key(trial, to_json(replace(function, line=""))), function.folder
+    )
+    if (facts := trace_cache.load()) is not None:
         return facts
     real = RealBatch(trial)
 
     def watched(work: Callable[[], object]) -> Callable[[], object]:
-        return kept.watched(work, real.load_batch)
+        return trace_cache.watched(work, real.load_batch)
 
-    made, found = yield from recorded(used(trial, call, "model", lambda make: _or_fault(lambda: use(make)), watched))
-    if made and (faults := list(_faults(trial.job, made["facts"]))):
+    answer, diagnostics = yield from recorded(
+        used(trial, call, "model", lambda make: _or_fault(lambda: use(make)), watched)
+    )
+    if answer and (faults := list(_faults(trial.job, answer["facts"]))):
         yield from faults
         return None
-    facts = from_json(ModelFacts, made["facts"]) if made else None
-    if made and not found:
-        kept.store(made, facts)
+    facts = from_json(ModelFacts, answer["facts"]) if answer else None
+    if answer and not diagnostics:
+        trace_cache.store(answer, facts)
     return facts
 
 
-def _trace_module(trial: Trial, make: Callable[[], UserValue], real: RealBatch) -> ModelFacts:
-    """Returns the facts of the module that `make` returns and, if the job has a pipeline, its possible cuts."""
+def _trace_module(trial: Trial, construct: Callable[[], UserValue], real: RealBatch) -> ModelFacts:
+    """Returns the facts of the module that `construct` returns and, if the job has a pipeline, its possible cuts."""
     from dslc.compiler.trace.batch import Example, Outputs, read_example
     from dslc.compiler.trace.devices import cpu_tensor_of_network
     from dslc.compiler.trace.low_copy import try_low_copy
@@ -132,54 +138,63 @@ def _trace_module(trial: Trial, make: Callable[[], UserValue], real: RealBatch) 
     from dslc.compiler.trace.trace_model import trace_model
     from dslc.runtime.model.custom_losses import OwnSum
 
-    kept: list[nn.Module] = []
+    modules: list[nn.Module] = []
 
-    resting: list[str] = []
+    evaluation_modules: list[str] = []
 
     def keep() -> nn.Module:
-        kept.append(make())
-        resting[:] = modules_in_evaluation(kept[-1])
-        return kept[-1]
+        modules.append(construct())
+        evaluation_modules[:] = modules_in_evaluation(modules[-1])
+        return modules[-1]
 
     job, source, step = trial.job, trial.source, trial.steps.loss
-    given = read_example(trial.files.batches) if source.structures is not None else source.input
-    assert given is not None
-    own = OwnSum(step) if isinstance(job.model.loss, NetworkLoss) else None
-    counted = _sum_of_pieces(OwnSum(step)) if job.parallelism.context > 1 and step.counts == "own" else None
-    target = given if isinstance(given, Example) else source.target
+    example = read_example(trial.files.batches) if source.structures is not None else source.input
+    assert example is not None
+    loss = OwnSum(step) if isinstance(job.model.loss, NetworkLoss) else None
+    counted_loss = _sum_of_pieces(OwnSum(step)) if job.parallelism.context > 1 and step.counts == "own" else None
+    target = example if isinstance(example, Example) else source.target
     outputs = Outputs(trial.files.outputs, target) if target is not None else None
     # Over the context axis positions are followed through all blocks.
-    skipped = BlockReuse(wanted=job.parallelism.context == 1)
+    reuse = BlockReuse(wanted=job.parallelism.context == 1)
     facts = trace_model(
-        keep, given, loss=own, counted_loss=counted, outputs=outputs, reuse=skipped, ask=_with_read_hook, **_axes(job)
+        keep,
+        example,
+        loss=loss,
+        counted_loss=counted_loss,
+        outputs=outputs,
+        reuse=reuse,
+        ask=_with_read_hook,
+        **_axes(job),
     )
-    facts = replace(facts, transposed=_transposed(kept[0])) if job.model.adapter is not None else facts
-    facts = replace(facts, network=try_network(trial, make, facts, real.batch, undone(kept[-1], resting)))
+    facts = replace(facts, transposed=_transposed(modules[0])) if job.model.adapter is not None else facts
+    facts = replace(
+        facts, network=try_network(trial, construct, facts, real.batch, undone(modules[-1], evaluation_modules))
+    )
     if job.devices.gpus is not None and isinstance(job.model.network, PythonNetwork):
-        place = cpu_tensor_of_network(kept[-1], given)
+        place = cpu_tensor_of_network(modules[-1], example)
         facts = replace(facts, network=replace(facts.network or NetworkFacts(), cpu_tensor=place))
     graph = Report().collect(opaque(facts, job.model, source)) if low_copy(job) else None
     if graph is not None:
-        sharded = [unit.name for unit in units(graph) if unit.name]
-        try_low_copy(kept[0], given, trial.steps.precision.dtype, sharded)
+        unit_names = [unit.name for unit in units(graph) if unit.name]
+        try_low_copy(modules[0], example, trial.steps.precision.dtype, unit_names)
     structures = source.structures is not None
     if job.parallelism.pipeline == 1 or facts.looks or (structures and not _enters_stages(source)):
         return facts
-    return with_seams(trial, kept[-1], facts, given, skipped)
+    return with_seams(trial, modules[-1], facts, example, reuse)
 
 
 def with_seams(
-    trial: Trial, model: nn.Module, facts: ModelFacts, given: TensorFact | Example, skipped: BlockReuse
+    trial: Trial, model: nn.Module, facts: ModelFacts, example: TensorFact | Example, reuse: BlockReuse
 ) -> ModelFacts:
     """Returns the facts with the module's possible cuts."""
     from dslc.compiler.trace.reuse.block_reuse import BlockReuse
 
     try:
-        return _find_seams(trial, model, facts, given, skipped)
+        return _find_seams(trial, model, facts, example, reuse)
     except Exception:  # any kind: blocks that were left out are not alike, or it is raised again with all of them
-        if skipped.middle is None:
+        if reuse.middle is None:
             raise
-        return _find_seams(trial, model, facts, given, BlockReuse())
+        return _find_seams(trial, model, facts, example, BlockReuse())
 
 
 def _sum_of_pieces(loss: OwnSum) -> Callable[..., tuple[torch.Tensor, int | torch.Tensor]]:
@@ -207,24 +222,24 @@ def _enters_stages(source: SourceFacts) -> bool:
     )
 
 
-def _input_form(given: TensorFact | Example, source: SourceFacts) -> InputForm:
+def _input_form(example: TensorFact | Example, source: SourceFacts) -> InputForm:
     """Returns the form of the batches that stages are recorded with. Raises InputFormError where batches differ."""
     from dslc.compiler.trace.batch import LARGE, SMALL
     from dslc.runtime.pipeline.input_form import InputForm
 
-    if isinstance(given, TensorFact):
-        return InputForm(((given.shape, given.dtype),))
+    if isinstance(example, TensorFact):
+        return InputForm(((example.shape, example.dtype),))
     assert source.structures is not None
-    leaves = tuple((each.shape, each.dtype) for each in source.structures[0].samples)
-    found = InputForm(leaves, given.input(SMALL))
-    found.tensors_of(given.input(LARGE))
-    return found
+    leaves = tuple((leaf.shape, leaf.dtype) for leaf in source.structures[0].samples)
+    form = InputForm(leaves, example.input(SMALL))
+    form.tensors_of(example.input(LARGE))
+    return form
 
 
 def _find_seams(
-    trial: Trial, model: nn.Module, facts: ModelFacts, given: TensorFact | Example, skipped: BlockReuse
+    trial: Trial, model: nn.Module, facts: ModelFacts, example: TensorFact | Example, reuse: BlockReuse
 ) -> ModelFacts:
-    """Returns the facts with the module's possible cuts. Raises any kind of exception if blocks are `skipped`."""
+    """Returns the facts with the module's possible cuts. Raises any kind of exception if `reuse` skips blocks."""
     from dslc.runtime.parallel.context_parallel import given_positions
     from dslc.runtime.pipeline.captured import look
     from dslc.runtime.pipeline.recording import CaptureError
@@ -232,47 +247,47 @@ def _find_seams(
     axis: TensorParallelStep | None = None
     if facts.shares is not None and not facts.shares.fault:
         ranks = facts.shares.ranks
-        styles = tuple(each for each in facts.shares.styles if not skipped.has_inside(each[0]))
+        styles = tuple(style for style in facts.shares.styles if not reuse.has_inside(style[0]))
         axis = TensorParallelStep(size=ranks, sequence=False, styles=styles, loss_parallel=False)
     layers = {layer.name: layer for layer in facts.layers}
-    rest = layers[""].parameters if "" in layers else ()
-    called = [name for name in layers if not skipped.leaves_out(name)]
+    root_names = layers[""].parameters if "" in layers else ()
+    layer_names = [name for name in layers if not reuse.leaves_out(name)]
 
     def looked(
         input_form: InputForm,
     ) -> tuple[tuple[str, ...], tuple[Seam, ...], tuple[tuple[str, ...], ...]]:
-        takes = facts.pieces is not None and facts.pieces.positions
-        with skipped.skip_blocks(model), given_positions(model, 0) if takes else contextlib.nullcontext():
-            return look(model, called, rest, input_form, trial.steps.precision, axis)
+        takes_positions = facts.pieces is not None and facts.pieces.positions
+        with reuse.skip_blocks(model), given_positions(model, 0) if takes_positions else contextlib.nullcontext():
+            return look(model, layer_names, root_names, input_form, trial.steps.precision, axis)
 
     pieces = 1 if facts.pieces is None else facts.pieces.ranks
     if facts.pieces is not None and facts.pieces.fault:
         return facts
     try:
-        ordered, seams, repeated = looked(_input_form(given, trial.source))
+        layer_order, seams, repeated_parameters = looked(_input_form(example, trial.source))
         if pieces > 1:
-            assert isinstance(given, TensorFact)
-            piece = replace(given, shape=(given.shape[0] // pieces, *given.shape[1:]))
+            assert isinstance(example, TensorFact)
+            piece = replace(example, shape=(example.shape[0] // pieces, *example.shape[1:]))
             seams = _of_pieces(seams, looked(_input_form(piece, trial.source))[1], pieces)
     except Exception as error:  # any kind: the user's code runs
-        skipped.forbid(first_line(error))
-        where = error.where if isinstance(error, CaptureError) else where_in_the_users_code(error)
-        return replace(facts, uncut=(str(error) if isinstance(error, CaptureError) else first_line(error), where))
-    if repeated and splits_backward(trial.job):
-        skipped.forbid("a parameter is used again")  # in blocks that are left out, or between them
-    told = [
+        reuse.forbid(first_line(error))
+        line = error.where if isinstance(error, CaptureError) else where_in_the_users_code(error)
+        return replace(facts, uncut=(str(error) if isinstance(error, CaptureError) else first_line(error), line))
+    if repeated_parameters and splits_backward(trial.job):
+        reuse.forbid("a parameter is used again")  # in blocks that are left out, or between them
+    stage_seams = [
         SeamFacts(refused=seam.refused, sent=tuple(TensorFact(shape=s, dtype=d) for s, d in seam.sent))  # type: ignore[arg-type]
         for seam in seams
     ]
-    skipped.check(dict(zip(ordered[1:], told, strict=True)))
-    each = skipped.inserted(
-        list(zip(ordered[1:], told, strict=True)), lambda each: each[0], lambda each, name: (name, each[1])
+    reuse.check(dict(zip(layer_order[1:], stage_seams, strict=True)))
+    inserted_seams = reuse.inserted(
+        list(zip(layer_order[1:], stage_seams, strict=True)), lambda each: each[0], lambda each, name: (name, each[1])
     )
     return replace(
         facts,
-        layers=tuple(layers[name] for name in (ordered[0], *(name for name, _ in each))),
-        seams=tuple(seam for _, seam in each),
-        repeated=repeated if splits_backward(trial.job) else (),
+        layers=tuple(layers[name] for name in (layer_order[0], *(name for name, _ in inserted_seams))),
+        seams=tuple(seam for _, seam in inserted_seams),
+        repeated=repeated_parameters if splits_backward(trial.job) else (),
     )
 
 
@@ -289,7 +304,7 @@ def _cache_key(trial: Trial, network: object) -> dict[str, object] | None:
         "network": network,
         "folder": os.path.abspath(job.folder),
         "input": to_json(source.input),
-        "samples": [repr(source_key(each)) for each in parts_of(job.data.source)],
+        "samples": [repr(source_key(part)) for part in parts_of(job.data.source)],
         "seed": job.train.seed,
         "precision": to_json(trial.steps.precision),
         "units": repr((job.model, job.parallelism, job.memory)) if low_copy(job) else "",
@@ -304,14 +319,14 @@ def _of_pieces(wholes: tuple[Seam, ...], parts: tuple[Seam, ...], pieces: int) -
     """Returns the seams of a network on whole sequences, without those where on pieces other tensors cross than pieces
     of these.
     """
-    made = []
-    for whole, part in zip(wholes, parts, strict=True):
-        cut = tuple(((shape[0] // pieces, *shape[1:]) if shape else shape, dtype) for shape, dtype in whole.sent)
-        refused = whole.refused or part.refused
-        if not refused and cut != part.sent:
-            refused = "a tensor crosses it of which a context-parallel rank has no piece"
-        made.append(replace(whole, refused=refused, sent=() if refused else whole.sent))
-    return tuple(made)
+    seams = []
+    for full_seam, part in zip(wholes, parts, strict=True):
+        cut = tuple(((shape[0] // pieces, *shape[1:]) if shape else shape, dtype) for shape, dtype in full_seam.sent)
+        reason = full_seam.refused or part.refused
+        if not reason and cut != part.sent:
+            reason = "a tensor crosses it of which a context-parallel rank has no piece"
+        seams.append(replace(full_seam, refused=reason, sent=() if reason else full_seam.sent))
+    return tuple(seams)
 
 
 def _axes(job: JobSpec) -> TraceAxes:
@@ -326,13 +341,13 @@ def _axes(job: JobSpec) -> TraceAxes:
     }
 
 
-def _with_read_hook(known: Callable[[torch.Tensor], bool]) -> contextlib.AbstractContextManager[None]:
+def _with_read_hook(is_known: Callable[[torch.Tensor], bool]) -> contextlib.AbstractContextManager[None]:
     """Makes `transformers` read numbers that are known, as it does in a training."""
     if "transformers" not in sys.modules:
         return contextlib.nullcontext()
     from dslc.runtime.model import transformers_model
 
-    return transformers_model.treat_as_known(known)
+    return transformers_model.treat_as_known(is_known)
 
 
 def _traced_transformers(trial: Trial, network: TransformersNetwork) -> Findings[ModelFacts | None]:
@@ -355,8 +370,8 @@ def _traced_transformers(trial: Trial, network: TransformersNetwork) -> Findings
     padding: list[int | None] = []
     file = configuration_file(network, job.folder)
     depends = _cache_key(trial, [to_json(replace(step, line="")), file and digest_of(file)])
-    kept = TraceCache(depends)
-    if (facts := kept.load()) is not None:
+    trace_cache = TraceCache(depends)
+    if (facts := trace_cache.load()) is not None:
         return facts
 
     def work() -> object:
@@ -373,10 +388,10 @@ def _traced_transformers(trial: Trial, network: TransformersNetwork) -> Findings
         def make() -> torch.nn.Module:
             model = build_transformers(step)
             padding.append(padding_of(model))
-            most, length = longest(model), source.input.shape[0] if source.input and source.input.shape else 0
-            if source.input and source.input.dtype == "int64" and most is not None and most < length:
+            limit, length = longest(model), source.input.shape[0] if source.input and source.input.shape else 0
+            if source.input and source.input.dtype == "int64" and limit is not None and limit < length:
                 raise TraceError(
-                    f"it has positions for {plural(most, 'token')}, and the data's sequences have {length}"
+                    f"it has positions for {plural(limit, 'token')}, and the data's sequences have {length}"
                 )
             return model
 
@@ -385,16 +400,16 @@ def _traced_transformers(trial: Trial, network: TransformersNetwork) -> Findings
 
     import_torch_for_children()
     real = RealBatch(trial)
-    answer = in_child(kept.watched(lambda: _or_fault(work), real.load_batch))
+    answer = in_child(trace_cache.watched(lambda: _or_fault(work), real.load_batch))
     yield from check_what_is_left(f"`{network.path}`", answer, network.value_span("path"))
     if "made" in answer:
-        made = answer["made"]
-        if faults := list(_faults(job, made["facts"])):
+        trace_answer = answer["made"]
+        if faults := list(_faults(job, trace_answer["facts"])):
             yield from faults
             return None
-        facts = from_json(ModelFacts, made["facts"]) if made["facts"] else None
+        facts = from_json(ModelFacts, trace_answer["facts"]) if trace_answer["facts"] else None
         if not answer["left"]:
-            kept.store(made, facts)
+            trace_cache.store(trace_answer, facts)
         return facts
     yield Diagnostic(
         "E0805",
@@ -409,21 +424,21 @@ _FAULT = "fault of the adapter"
 _MOST = 2_000  # names that a child tells
 
 
-def _with_adapter(trial: Trial, make: Callable[[], UserValue]) -> Callable[[], UserValue]:
-    """Returns a function that makes the module of `make` with the job's adapter."""
+def _with_adapter(trial: Trial, construct: Callable[[], UserValue]) -> Callable[[], UserValue]:
+    """Returns a function that makes the module of `construct` with the job's adapter."""
     step = trial.steps.adapter
     if step is None:
-        return make
+        return construct
 
     def adapted() -> UserValue:
         from torch import nn
 
         from dslc.runtime.model.adapters import add
 
-        made = make()
-        if not isinstance(made, nn.Module):
-            return made
-        return add(made, replace(step, line=""), trial.job.train.seed)  # the job's line is in the message
+        module = construct()
+        if not isinstance(module, nn.Module):
+            return module
+        return add(module, replace(step, line=""), trial.job.train.seed)  # the job's line is in the message
 
     return adapted
 
@@ -440,7 +455,7 @@ def _transposed(module: nn.Module) -> tuple[str, ...]:
     """Returns the layers with an adapter whose weight has the input's dim first."""
     from dslc.runtime.model.adapters import targets_of
 
-    return tuple(name for name, over in targets_of(module) if over)
+    return tuple(name for name, is_transposed in targets_of(module) if is_transposed)
 
 
 def _or_fault(work: Callable[[], object]) -> object:
@@ -453,21 +468,23 @@ def _or_fault(work: Callable[[], object]) -> object:
         return {_FAULT: str(error), "argument": error.argument, "dense": list(error.dense)[:_MOST]}
 
 
-def _faults(job: JobSpec, made: Json) -> Iterator[Diagnostic]:
+def _faults(job: JobSpec, answer: Json) -> Iterator[Diagnostic]:
     """Yields the fault of the adapter that a child found."""
     adapter = job.model.adapter
-    if not isinstance(made, dict) or _FAULT not in made or adapter is None:
+    if not isinstance(answer, dict) or _FAULT not in answer or adapter is None:
         return
-    if not made["dense"]:
-        yield Diagnostic("E0727", made[_FAULT], adapter.value_span(made["argument"]), help=_REMEDIES[made["argument"]])
+    if not answer["dense"]:
+        yield Diagnostic(
+            "E0727", answer[_FAULT], adapter.value_span(answer["argument"]), help=_REMEDIES[answer["argument"]]
+        )
         return
-    ends = dict.fromkeys(name.rpartition(".")[2] for name in made["dense"])
+    ends = dict.fromkeys(name.rpartition(".")[2] for name in answer["dense"])
     yield from unmatched_patterns(
         "0727",
         "`model.adapter.targets`: no dense layer is called @",
         adapter.value_span("targets"),
         adapter.targets,
-        [*ends, *made["dense"]],
+        [*ends, *answer["dense"]],
         what="its dense layers",
         is_of=targets_any,
     )
@@ -495,8 +512,8 @@ def open_weights(trial: Trial) -> Findings[Trial | None]:
         from dslc.runtime.checkpoint.weights import entry
         from dslc.runtime.model.initial_weights import tensors_of
 
-        opened = [(name, entry(tensor)) for file in files.files for name, tensor in tensors_of(file).items()]
-        return [(name, one.dtype, one.shape) for name, one in opened]
+        entries = [(name, entry(tensor)) for file in files.files for name, tensor in tensors_of(file).items()]
+        return [(name, tensor_entry.dtype, tensor_entry.shape) for name, tensor_entry in entries]
 
     answer = in_child(work)
     if "made" in answer:

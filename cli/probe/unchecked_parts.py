@@ -33,32 +33,41 @@ def can_be_tried(output: TensorFact | None, target: TensorFact | None) -> bool:
 
 def describe_unchecked(analysis: Analysis, *, trace: bool) -> str:
     """Returns ` as far as can be seen without its network (`--trace` looks at it)`; "" if all was checked."""
-    found = list(_unchecked_parts(analysis, trace))
-    if not found:
+    parts = list(_unchecked_parts(analysis, trace))
+    if not parts:
         return ""
-    *before, last = [what for what, _ in found]
-    names = f"{', '.join(before)} and {last}" if before else last
-    traced = [what for what, by_tracing in found if by_tracing]
-    more = f" (`--trace` looks at {'it' if len(traced) == 1 else 'them'})" if traced == [n for n, _ in found] else ""
-    if traced and not more:
-        more = f" (`--trace` looks at {' and '.join(traced)})"
-    return f" as far as can be seen without {names}{more}"
+    *other_names, last_name = [part for part, _ in parts]
+    names = f"{', '.join(other_names)} and {last_name}" if other_names else last_name
+    traced_parts = [part for part, is_traced in parts if is_traced]
+    hint = (
+        f" (`--trace` looks at {'it' if len(traced_parts) == 1 else 'them'})"
+        if traced_parts == [n for n, _ in parts]
+        else ""
+    )
+    if traced_parts and not hint:
+        hint = f" (`--trace` looks at {' and '.join(traced_parts)})"
+    return f" as far as can be seen without {names}{hint}"
 
 
 def _unchecked_parts(analysis: Analysis, trace: bool) -> Iterator[tuple[str, bool]]:
     """Yields the parts that were not checked, and whether `--trace` would check them."""
     job, source, model = analysis.job, analysis.source, analysis.model
-    untraced_source = any(isinstance(each, PythonSource) for each in parts_of(job.data.source)) and not trace
+    untraced_source = (
+        any(isinstance(source_part, PythonSource) for source_part in parts_of(job.data.source)) and not trace
+    )
     if source.missing or untraced_source:
         yield "its data", untraced_source
-    known = source.input is not None or source.structures is not None or untraced_source
+    has_known_input = source.input is not None or source.structures is not None or untraced_source
     if job.train.step is not None:
         yield "its step", not trace
     elif model is None:
-        yield "its network", isinstance(job.model.network, PythonNetwork | TransformersNetwork) and known and not trace
-    for what, is_custom, is_traced in _user_code(analysis):
+        yield (
+            "its network",
+            isinstance(job.model.network, PythonNetwork | TransformersNetwork) and has_known_input and not trace,
+        )
+    for part, is_custom, is_traced in _user_code(analysis):
         if is_custom and not (trace and is_traced):
-            yield what, not trace
+            yield part, not trace
     if job.model.start is not None and not trace and _only_torch_reads(job.model.start.path):
         yield "its weights, which only torch can read", True
 
@@ -66,12 +75,12 @@ def _unchecked_parts(analysis: Analysis, trace: bool) -> Iterator[tuple[str, boo
 def _user_code(analysis: Analysis) -> Iterator[tuple[str, bool, bool]]:
     """Yields the parts that may be a user's own: whether this one is, and whether a check with `--trace` tries it."""
     job, source, model = analysis.job, analysis.source, analysis.model
-    tried = model is not None and (source.structures is not None or can_be_tried(model.output, source.target))
+    is_tried = model is not None and (source.structures is not None or can_be_tried(model.output, source.target))
     numbers = (getattr(job.data.sampler, name, None) for name in ("weights", "length"))
-    yield "its loss", isinstance(job.model.loss, PythonLoss), tried
-    yield "its metrics", any(isinstance(metric, PythonMetric) for metric in job.evaluate.metrics), tried
+    yield "its loss", isinstance(job.model.loss, PythonLoss), is_tried
+    yield "its metrics", any(isinstance(metric, PythonMetric) for metric in job.evaluate.metrics), is_tried
     yield "its optimizer", isinstance(job.train.optimizer, PythonOptimizer), model is not None
-    yield "its sampler", any(isinstance(each, PythonNumbers) for each in numbers), True
+    yield "its sampler", any(isinstance(call, PythonNumbers) for call in numbers), True
     yield "its hooks", bool(job.train.hooks), True
     yield "its loggers", bool(job.log.loggers), True
     yield "its learning rate schedule", isinstance(job.train.lr_schedule, PythonSchedule), True
@@ -99,13 +108,13 @@ def uncompared_parts(analysis: Analysis, name: str) -> Iterator[Diagnostic]:
     """Yields W0439 for parts of a checkpoint that were not compared with the job."""
     job = analysis.job
     if analysis.model is None:
-        own = isinstance(job.model.network, PythonNetwork | TransformersNetwork)
-        own = own and not (analysis.source.input is None and analysis.source.structures is None)
+        is_custom = isinstance(job.model.network, PythonNetwork | TransformersNetwork)
+        is_custom = is_custom and not (analysis.source.input is None and analysis.source.structures is None)
         yield Diagnostic(
             "W0439",
             f"the tensors of {name} are not compared with the network",
             job.model.value_span("network"),
-            help="`--trace` calls the function that makes it, and compares them" if own else "",
+            help="`--trace` calls the function that makes it, and compares them" if is_custom else "",
         )
     if analysis.workload.train is None:
         yield Diagnostic(

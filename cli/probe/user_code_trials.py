@@ -69,11 +69,11 @@ def try_loss(trial: Trial) -> Findings[Trial | None]:
             counts = bool(sum(try_out(step, *batch) for batch in batches))  # each of them is tried
             if pieces == 1 or call.over is not None:
                 return counts, False
-            counted = replace(step, counts="own") if counts else step
-            mixes = mixes_samples(counted, *batches[-1])
+            counted_step = replace(step, counts="own") if counts else step
+            mixes = mixes_samples(counted_step, *batches[-1])
             with contextlib.suppress(Exception):  # any kind: the user's code may refuse what is invented
-                if not mixes and (alike := spread(batches[-1])) is not None:
-                    mixes = mixes_samples(counted, *alike)
+                if not mixes and (uniform := spread(batches[-1])) is not None:
+                    mixes = mixes_samples(counted_step, *uniform)
             return counts, mixes
 
         with as_rank_0(ranks), named_gpus(job):
@@ -108,14 +108,16 @@ def try_loss(trial: Trial) -> Findings[Trial | None]:
 
 def _loss_state(call: PythonLoss, names: Sequence[str], moves: bool) -> Diagnostic:
     """Returns the diagnostic of a loss that has parameters of its own, or tensors that its calls change."""
-    shown = shorten_list([f"`{name}`" for name in names])
+    names_text = shorten_list([f"`{name}`" for name in names])
     if moves:
         message = (
-            f"changes {shown} in each call: no checkpoint keeps these numbers, and ranks would have different ones"
+            f"changes {names_text} in each call: no checkpoint keeps these numbers, and ranks would have different ones"
         )
     else:
-        message = f"has {plural(len(names), 'parameter')} of its own: {shown}. Only those of the network are trained"
-    fixed = "" if moves else "; what is not to train has `requires_grad_(False)`"
+        message = (
+            f"has {plural(len(names), 'parameter')} of its own: {names_text}. Only those of the network are trained"
+        )
+    exception_text = "" if moves else "; what is not to train has `requires_grad_(False)`"
     return Diagnostic(
         "E0661" if moves else "E0660",
         f"the loss `{call.function}` {message}",
@@ -123,7 +125,7 @@ def _loss_state(call: PythonLoss, names: Sequence[str], moves: bool) -> Diagnost
         help=remedy(
             "make the loss a module of the network, whose `forward` returns it, with ",
             set_field("model.loss", "own()"),
-            fixed,
+            exception_text,
         ),
     )
 
@@ -137,10 +139,10 @@ def _refuse_class(function: Callable[..., UserValue], call: PythonLoss) -> None:
     module, _, name = call.function.partition(":")
     class_name = name.rpartition(".")[2]
     instance = class_name.lower()
-    making = f"{instance} = {name}({', '.join(f'{key} = {value!r}' for key, value in call.arguments)})"
-    place = f"`{module}`, `{making}`"
+    construction = f"{instance} = {name}({', '.join(f'{key} = {value!r}' for key, value in call.arguments)})"
+    place = f"`{module}`, `{construction}`"
     if not is_users(inspect.getfile(kind)):
-        place = f"a module of yours, `losses.py`: `from {module} import {class_name}`, `{making}`"
+        place = f"a module of yours, `losses.py`: `from {module} import {class_name}`, `{construction}`"
         module = "losses"
     remedy = f'make the object in {place}, and name it: `python("{module}:{instance}")`'
     if "reduction" in inspect.signature(kind).parameters:
@@ -262,21 +264,21 @@ def try_step(trial: Trial) -> Findings[None]:
         else:
             return None
         model, step, loss = load_function(network)(), trial.function(call), steps.loss
-        told: dict[str, object] = {"draws": try_out(step, loss, model, batch, SMALL)}
+        result: dict[str, object] = {"draws": try_out(step, loss, model, batch, SMALL)}
         if shards:
             try:
                 with present_when_called(model):
                     try_out(step, loss, model, batch, SMALL)
             except Exception as error:  # any kind: the user's code runs
-                told["where"] = where_in_the_users_code(error) or first_line(error)
-        return told
+                result["where"] = where_in_the_users_code(error) or first_line(error)
+        return result
 
-    found = (yield from used(trial, call, "step", use)) or {}
-    if "where" in found:
+    result = (yield from used(trial, call, "step", use)) or {}
+    if "where" in result:
         yield Diagnostic(
             "E0624",
             "a part of the network is used otherwise than by calling it, and its parameters are gathered only then: "
-            f"{found['where']}",
+            f"{result['where']}",
             job.parallelism.value_span("zero"),
             notes=(Note(message="the step", span=job.train.value_span("step")),),
             help=remedy(
@@ -284,7 +286,7 @@ def try_step(trial: Trial) -> Findings[None]:
                 set_field("parallelism.zero", 1),
             ),
         )
-    if found.get("draws") and ranks > 1:
+    if result.get("draws") and ranks > 1:
         yield Diagnostic(
             "W0624",
             f"the step draws random numbers, which are others on each of {ranks} ranks than in one process",
@@ -318,8 +320,8 @@ def try_optimizer(trial: Trial) -> Findings[Trial | None]:
     if not isinstance(call, PythonOptimizer):
         return None
 
-    made = Report().collect(opaque(model, job.model, source) if model else build(job.model, source, context_of(job)))
-    named = _trained(job, made) if made is not None else []
+    graph = Report().collect(opaque(model, job.model, source) if model else build(job.model, source, context_of(job)))
+    trained_parameters = _trained(job, graph) if graph is not None else []
     step = OptimizerStep(
         kind=call.function,
         lr=call.lr,
@@ -334,19 +336,19 @@ def try_optimizer(trial: Trial) -> Findings[Trial | None]:
         from dslc.runtime.loop.optimizer_trial import try_out
 
         try:
-            return to_json(try_out(step, named))
+            return to_json(try_out(step, trained_parameters))
         except Exception as error:  # any kind: the user's code runs
             if step.no_decay:
                 with contextlib.suppress(Exception):  # any kind: the user's code fails without groups as well
-                    try_out(replace(step, no_decay=()), named)
+                    try_out(replace(step, no_decay=()), trained_parameters)
                     return first_line(error)
             raise
 
-    found = yield from used(trial, call, "optimizer", use)
-    if isinstance(found, str):
+    result = yield from used(trial, call, "optimizer", use)
+    if isinstance(result, str):
         yield Diagnostic(
             "E0690",
-            f"`no_decay` divides the parameters into two groups, which `{call.function}` does not take: {found}",
+            f"`no_decay` divides the parameters into two groups, which `{call.function}` does not take: {result}",
             job.train.value_span("no_decay"),
             notes=(Note(message="the optimizer", span=job.train.value_span("optimizer")),),
             help=remedy(
@@ -355,16 +357,16 @@ def try_optimizer(trial: Trial) -> Findings[Trial | None]:
             ),
         )
         return None
-    if found is None:
+    if result is None:
         return None
-    facts = from_json(OptimizerFacts, found)
-    return trial.with_facts(optimizer=facts if named else replace(facts, kinds=(), parameters=()))
+    facts = from_json(OptimizerFacts, result)
+    return trial.with_facts(optimizer=facts if trained_parameters else replace(facts, kinds=(), parameters=()))
 
 
 def _trained(job: JobSpec, model: ModelGraph) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
     """Returns all names and the shape of each parameter that trains, each tied one once."""
-    everything, names = [q for layer in model.layers for q in layer.parameters], trained(job, model)
-    return [(model.names.all_names(q.name), q.shape) for q in everything if q.name in names]
+    all_parameters, names = [q for layer in model.layers for q in layer.parameters], trained(job, model)
+    return [(model.names.all_names(q.name), q.shape) for q in all_parameters if q.name in names]
 
 
 def try_followers(trial: Trial) -> Findings[None]:
@@ -384,26 +386,26 @@ def try_followers(trial: Trial) -> Findings[None]:
 def used(
     trial: Trial,
     call: PythonCall,
-    what: str,
+    kind: str,
     use: Callable[[Callable[..., UserValue]], object],
-    watched: Callable[[Callable[[], object]], Callable[[], object]] | None = None,
+    wrap: Callable[[Callable[[], object]], Callable[[], object]] | None = None,
     *,
     absent: str = "",
 ) -> Findings[Json]:
     """Returns the result of `use` on a user's function, in a child, so that nothing it does stays; yields an
-    exception's diagnostic. `watched` wraps the work, if given. `absent` is the reason why it was tried on invented
+    exception's diagnostic. `wrap` wraps the work, if given. `absent` is the reason why it was tried on invented
     numbers, which it may rightly refuse.
     """
-    named = trial.function(call)
+    function_facts = trial.function(call)
 
     def work() -> object:
         import torch
 
         torch.manual_seed(trial.job.train.seed)
-        return use(load_function(named))
+        return use(load_function(function_facts))
 
     import_torch_for_children()
-    answer = in_child(watched(work) if watched else work)
+    answer = in_child(wrap(work) if wrap else work)
     yield from check_what_is_left(f"`{call.function}`", answer, call.value_span("function"))
     if "made" in answer:
         return answer["made"]
@@ -419,10 +421,10 @@ def used(
         return None
     yield Diagnostic(
         "E0802",
-        f"`{call.function}` cannot be used as {article(what)}: {answer['error']}",
+        f"`{call.function}` cannot be used as {article(kind)}: {answer['error']}",
         call.value_span("function"),
         label=answer["where"],
-        help=answer["remedy"] or _remedy(call, what, answer),
+        help=answer["remedy"] or _remedy(call, kind, answer),
     )
     return None
 
@@ -444,24 +446,24 @@ _WANTED = {
 }
 
 
-def _remedy(call: PythonCall, what: str, answer: ChildAnswer) -> str:
+def _remedy(call: PythonCall, kind: str, answer: ChildAnswer) -> str:
     """Names the line to correct and whose it is; if nothing was raised, the expected result."""
-    where, module = answer["where"], answer["module"]
-    if where or module:
-        place = f"{where}, where it calls the module {module}" if where and module else where or f"the module {module}"
+    line, module = answer["where"], answer["module"]
+    if line or module:
+        place = f"{line}, where it calls the module {module}" if line and module else line or f"the module {module}"
         return f"correct {place}: `dslc` calls `{call.function}` once before any process starts"
     if answer["absent"]:
         return "the folder of the job is searched first, then where Python looks; `folder/module:function` is elsewhere"
-    return _WANTED[what]
+    return _WANTED[kind]
 
 
-def check_what_is_left(what: str, answer: ChildAnswer, where: Span | None) -> Iterator[Diagnostic]:
-    left = answer.get("left")
-    if left:
+def check_what_is_left(subject: str, answer: ChildAnswer, span: Span | None) -> Iterator[Diagnostic]:
+    resources = answer.get("left")
+    if resources:
         yield Diagnostic(
             "W0438",
-            f"{what} leaves {left} running, which `dslc` has ended",
-            where,
+            f"{subject} leaves {resources} running, which `dslc` has ended",
+            span,
             help="let it wait for what it starts, or start threads with `daemon = True`: a rank that ends waits for no "
             "other process",
         )

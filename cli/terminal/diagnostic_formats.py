@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dslc.dsl.codes import explain, titles
 from dslc.dsl.diagnostics import Diagnostic
-from dslc.dsl.editor.edits import TextEdit, apply_fix, text_edits
+from dslc.dsl.editor.edits import TextEdit, apply_fix, find_fixed_source, text_edits
 from dslc.dsl.json_value import Json
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.show import render
@@ -152,11 +152,11 @@ def _region(span: Span) -> dict[str, Json]:
 
 
 def _fixes(diagnostic: Diagnostic, span: Span | None) -> Iterator[Json]:
-    """Yields the fixes that can be made in the file of the diagnostic, as replacements of whole lines."""
+    """Yields the fixes as replacements of whole lines, each in the file that it changes."""
     for fix in diagnostic.fixes if span is not None else ():
-        source = span.source if span is not None else Source("", "")
-        made = apply_fix(source.text, source.name, fix)
-        if made is not None:
+        source = find_fixed_source(fix, span, span.source) if span is not None else None
+        made = apply_fix(source.text, source.name, fix) if source and relative_path(source.name) else None
+        if source is not None and made is not None:
             replacements: list[Json] = [_replacement(source, edit) for edit in text_edits(source.text, made)]
             change: Json = {
                 "artifactLocation": {"uri": relative_path(source.name)},

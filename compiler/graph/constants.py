@@ -88,7 +88,7 @@ def constants(analysis: Analysis) -> Iterator[tuple[str, NodeRecord]]:
 
 def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> p.Training:
     job, layout, workload = analysis.job, analysis.layout, analysis.workload
-    every = job.evaluate.every
+    every, check_replicas = job.evaluate.every, job.train.check_replicas
     return p.Training(
         timeout=job.launch.timeout,
         restarts=job.launch.restarts,
@@ -99,6 +99,7 @@ def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> p.Trainin
         clip=job.train.clip_norm,
         clip_value=job.train.clip_value,
         on_nonfinite=job.train.on_nonfinite,  # type: ignore[arg-type]
+        check_replicas=(in_steps(check_replicas, workload) or 0) if check_replicas else 0,
         # What a network has whose step is a user's own is not known before it is made.
         sync_batch_norm=layout.sizes["data"] > 1
         and not (analysis.sharding.exchange is not None and analysis.sharding.exchange.differ)

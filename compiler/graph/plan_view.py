@@ -222,6 +222,7 @@ def _training(plan: PlanGraph) -> records.TrainingNode:
         compiled=_compiled(training, plan.one(p.LossStep)),
         seed=training.seed,
         restarts=training.restarts,
+        check_replicas=training.check_replicas,
         own_step=training.own_step is not None,
     )
 

@@ -422,6 +422,7 @@ class Training(Record):
     clip: float | None  # the largest norm of the whole gradient
     clip_value: float | None = None  # the largest absolute value in it
     on_nonfinite: Literal["stop", "skip", "continue"] = "stop"  # for a step whose loss is not finite
+    check_replicas: int = 0  # steps between two bitwise comparisons of the copies of parameters; 0: none
     sync_batch_norm: bool
     moves_buffers: bool = False  # forward passes move some by their samples: each step begins with rank 0's
     offload: tuple[str, ...] = ()  # optimizer, parameters, activations: kept in the host's memory; () on a CPU

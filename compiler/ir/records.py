@@ -328,6 +328,7 @@ class TrainingNode(Record):
     compiled: str = ""  # what torch.compile compiles, in words
     seed: int
     restarts: int = 0
+    check_replicas: int = 0  # steps
     own_step: bool = False  # a step of the user's own trains
 
 

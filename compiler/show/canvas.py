@@ -46,8 +46,8 @@ def fitted(text: str, width: float, size: float) -> str:
     ends = [0.0, *(wide := wide + _WIDTHS.get(letter, 0.62) for letter in text)]
     if ends[-1] <= room:
         return text
-    most = max((n for n, end in enumerate(ends) if end + _WIDTHS["…"] <= room), default=0)
-    return text[:most].rstrip() + "…"
+    length = max((n for n, end in enumerate(ends) if end + _WIDTHS["…"] <= room), default=0)
+    return text[:length].rstrip() + "…"
 
 
 # Widths of letters relative to their height, where they differ from the usual.
@@ -142,13 +142,13 @@ class Canvas:
         self, name: str, x: float, y: float, w: float, h: float, parts: Sequence[tuple[str, float]], tip: str = ""
     ) -> str:
         """Draws a bar of colours side by side, each with its fraction of the width; the rest is paper."""
-        shown = [(colour, share) for colour, share in parts if share > 0.0005]
-        left = 1 - sum(share for _, share in shown)
-        if left > 0.0005:
-            shown.append((PAPER, left))
-        fill = ":".join(f"{colour};{_n(share, 4)}" for colour, share in shown)
-        if len(shown) < 2:
-            return self.box(name, x, y, w, h, fill=shown[0][0], line=FAINT, pen=0.6, tip=tip)
+        parts_shown = [(colour, share) for colour, share in parts if share > 0.0005]
+        remainder = 1 - sum(share for _, share in parts_shown)
+        if remainder > 0.0005:
+            parts_shown.append((PAPER, remainder))
+        fill = ":".join(f"{colour};{_n(share, 4)}" for colour, share in parts_shown)
+        if len(parts_shown) < 2:
+            return self.box(name, x, y, w, h, fill=parts_shown[0][0], line=FAINT, pen=0.6, tip=tip)
         return self.box(name, x, y, w, h, fill=fill, line=FAINT, style="striped", pen=0.6, tip=tip)
 
     def line(
@@ -159,31 +159,31 @@ class Canvas:
         *,
         colour: str = INK,
         arrow: bool = False,
-        back: bool = False,
+        tip_at_start: bool = False,
         pen: float = 1.2,
-        dashed: bool = False,
+        is_dashed: bool = False,
         tip: str = "",
     ) -> None:
-        """Draws a line of straight pieces between two nodes: `arrow` puts a tip at its end, `back` at its beginning."""
-        shown = [(x, -y) for x, y in points]
+        """Draws a polyline between two nodes. `arrow` puts a tip at its end, `tip_at_start` at its beginning."""
+        corners = [(x, -y) for x, y in points]
         end = ""
-        if back:
-            end += f"s,{_n(shown[0][0])},{_n(shown[0][1])} "
-            shown[0] = _short(shown[1], shown[0])
+        if tip_at_start:
+            end += f"s,{_n(corners[0][0])},{_n(corners[0][1])} "
+            corners[0] = _short(corners[1], corners[0])
         if arrow:
-            end += f"e,{_n(shown[-1][0])},{_n(shown[-1][1])} "
-            shown[-1] = _short(shown[-2], shown[-1])
-        control = [shown[0]]
-        for (ax, ay), (bx, by) in itertools.pairwise(shown):
+            end += f"e,{_n(corners[-1][0])},{_n(corners[-1][1])} "
+            corners[-1] = _short(corners[-2], corners[-1])
+        control = [corners[0]]
+        for (ax, ay), (bx, by) in itertools.pairwise(corners):
             control += [(ax + (bx - ax) / 3, ay + (by - ay) / 3), (bx - (bx - ax) / 3, by - (by - ay) / 3), (bx, by)]
-        where = end + " ".join(f"{_n(x)},{_n(y)}" for x, y in control)
+        position = end + " ".join(f"{_n(x)},{_n(y)}" for x, y in control)
         attributes = {
-            "pos": where,
+            "pos": position,
             "color": colour,
             "penwidth": _n(pen),
             **({"arrowsize": "0.7"} if arrow else {"arrowhead": "none"}),
-            **({"dir": "both"} if back else {}),
-            **({"style": "dashed"} if dashed else {}),
+            **({"dir": "both"} if tip_at_start else {}),
+            **({"style": "dashed"} if is_dashed else {}),
             **({"tooltip": nohtml(tip)} if tip else {}),
         }
         self._edges.append((tail, head, attributes))

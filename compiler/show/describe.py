@@ -99,21 +99,21 @@ def class_of(plan: PlanView, rank: int) -> RankNode | None:
     return next((node for node in plan.ranks if node.first <= rank <= node.last), None)
 
 
-def mesh_text(plan: PlanView, without: str = "") -> str:
-    """Formats the mesh: `pipeline 2 x data 4 (2 replicas of 2 ranks) x tensor 2`, `without` one axis."""
+def mesh_text(plan: PlanView, omitted_axis: str = "") -> str:
+    """Formats the mesh: `pipeline 2 x data 4 (2 replicas of 2 ranks) x tensor 2`, without `omitted_axis`."""
     copies = f" ({replicas(plan)} replicas of {plural(plan.shards, 'rank')})" if replicas(plan) > 1 else ""
-    axes = [axis for axis in plan.axes if axis.size > 1 and axis.name != without]
-    told = [f"{axis.name} {axis.size}" + (copies if axis.name == "data" else "") for axis in axes]
-    return " x ".join(told) or ("" if without else "one rank")
+    axes = [axis for axis in plan.axes if axis.size > 1 and axis.name != omitted_axis]
+    axis_texts = [f"{axis.name} {axis.size}" + (copies if axis.name == "data" else "") for axis in axes]
+    return " x ".join(axis_texts) or ("" if omitted_axis else "one rank")
 
 
 def link_text(plan: PlanView, axis: AxisNode) -> str:
     """Names the links of an axis; if it uses both kinds, also the number of its ranks on a node."""
     if not axis.between_nodes:
         return "within a node"
-    near, rest = divmod(plan.topology.processes, axis.stride)
-    even = near > 1 and not rest and axis.size % near == 0
-    return f"between nodes, {plural(near, 'rank')} on each" if even else "between nodes"
+    per_node, remainder = divmod(plan.topology.processes, axis.stride)
+    even = per_node > 1 and not remainder and axis.size % per_node == 0
+    return f"between nodes, {plural(per_node, 'rank')} on each" if even else "between nodes"
 
 
 def exchanged(node: RankNode | None, axis: str) -> list[TrafficNode]:
@@ -139,13 +139,13 @@ def exchange_time(traffic: TrafficNode) -> str:
     """Formats when an exchange takes place, and among whom: `between nodes, every 8 steps, after step 100`; "" if in
     each step among all.
     """
-    when, among = traffic.when, {"node": "within a node", "nodes": "between nodes"}.get(traffic.among, "")
-    if when.until is not None:
-        first = f"first {when.until:,} steps" if when.until > 1 else "first step"
-        return ", ".join(filter(None, (among, first)))
-    every = {0: "by the clock", 1: ""}.get(when.every, f"every {when.every:,} steps")
-    after = f"after step {when.after:,}" if when.after else ""
-    return ", ".join(filter(None, (among, every, after)))
+    cadence, reach_text = traffic.when, {"node": "within a node", "nodes": "between nodes"}.get(traffic.among, "")
+    if cadence.until is not None:
+        until_text = f"first {cadence.until:,} steps" if cadence.until > 1 else "first step"
+        return ", ".join(filter(None, (reach_text, until_text)))
+    period_text = {0: "by the clock", 1: ""}.get(cadence.every, f"every {cadence.every:,} steps")
+    start_text = f"after step {cadence.after:,}" if cadence.after else ""
+    return ", ".join(filter(None, (reach_text, period_text, start_text)))
 
 
 def axis_bytes(plan: PlanView, axis: str) -> int | None:
@@ -184,7 +184,7 @@ def replica(plan: PlanView, rank: int) -> int:
 
 def sharers(plan: PlanView, rank: int) -> list[int]:
     """Returns the ranks of the data and context axes that include `rank`, in the order of the shards."""
-    return [other for first in group(plan, rank, "data") for other in group(plan, first, "context")]
+    return [peer for data_peer in group(plan, rank, "data") for peer in group(plan, data_peer, "context")]
 
 
 def reach(plan: PlanView, traffic: TrafficNode) -> str:
@@ -196,28 +196,28 @@ def reach(plan: PlanView, traffic: TrafficNode) -> str:
     return groups.get((traffic.ranks, traffic.stride), "")
 
 
-def members(plan: PlanView, where: str) -> int:
+def members(plan: PlanView, scope: str) -> int:
     """Returns the number of ranks in an exchange `within` a replica, or `across` them."""
-    return plan.shards if where == "within" else replicas(plan)
+    return plan.shards if scope == "within" else replicas(plan)
 
 
-def exchange_groups(plan: PlanView, rank: int, where: str) -> list[list[int]]:
+def exchange_groups(plan: PlanView, rank: int, scope: str) -> list[list[int]]:
     """Returns the ranks at a rank's coordinates on the other axes, grouped by exchange."""
     ranks, shards = sharers(plan, rank), plan.shards
-    if where == "within":
+    if scope == "within":
         return [ranks[n : n + shards] for n in range(0, len(ranks), shards)]
     return [ranks[n::shards] for n in range(shards)]
 
 
-def groups_text(plan: PlanView, rank: int, where: str, most: int = 4) -> str:
-    """Formats groups: `within groups of 2 ranks (0–1; 2–3)`, `across 2 replicas (0, 2; 1, 3)`; of more than `most`
+def groups_text(plan: PlanView, rank: int, scope: str, limit: int = 4) -> str:
+    """Formats groups: `within groups of 2 ranks (0–1; 2–3)`, `across 2 replicas (0, 2; 1, 3)`; of more than `limit`
     groups the first.
     """
-    groups = exchange_groups(plan, rank, where)
-    shown = [ranks_text(each) for each in (groups if len(groups) <= most else groups[:1])]
-    told = "; ".join([*shown, *(["…"] if len(shown) < len(groups) else [])])
-    what = f"groups of {plural(plan.shards, 'rank')}" if where == "within" else f"{replicas(plan)} replicas"
-    return f"{where} {what} ({told})"
+    groups = exchange_groups(plan, rank, scope)
+    texts = [ranks_text(ranks) for ranks in (groups if len(groups) <= limit else groups[:1])]
+    groups_list = "; ".join([*texts, *(["…"] if len(texts) < len(groups) else [])])
+    kind_text = f"groups of {plural(plan.shards, 'rank')}" if scope == "within" else f"{replicas(plan)} replicas"
+    return f"{scope} {kind_text} ({groups_list})"
 
 
 def ranks_text(ranks: list[int]) -> str:
@@ -252,9 +252,9 @@ class SampleRange(Record):
 
 def parts(shares: Sequence[ShareNode]) -> list[SampleRange]:
     """Returns the shares of a batch in order, each with its first entry."""
-    found, start = [], 0
+    ranges, start = [], 0
     for share in sorted(shares, key=lambda s: s.first_rank):
-        found.append(
+        ranges.append(
             SampleRange(
                 first=share.first_rank,
                 last=share.first_rank + share.ranks - 1,
@@ -263,7 +263,7 @@ def parts(shares: Sequence[ShareNode]) -> list[SampleRange]:
             )
         )
         start += share.ranks * share.samples
-    return found
+    return ranges
 
 
 def entries_of(shares: Sequence[ShareNode], data_rank: int) -> tuple[int, int] | None:
@@ -319,8 +319,12 @@ def _likeness(layer: Layer) -> tuple[object, ...]:
 
 def stage_layers(plan: PlanView, stage: StageNode) -> str:
     """Names a stage's layers: `embedding … blocks.15`."""
-    first, last = plan.layers[stage.first], plan.layers[stage.last]
-    return layer_name(first) if first is last else f"{layer_name(first)} … {layer_name(last)}"
+    first_layer, last_layer = plan.layers[stage.first], plan.layers[stage.last]
+    return (
+        layer_name(first_layer)
+        if first_layer is last_layer
+        else f"{layer_name(first_layer)} … {layer_name(last_layer)}"
+    )
 
 
 def stages_of(plan: PlanView, node: RankNode) -> list[StageNode]:
@@ -383,5 +387,5 @@ def rate_text(plan: PlanView) -> str:
         return ""
     fact = plan.layers[0].input if plan.layers else None
     tokens = fact is not None and fact.dtype == "int64" and len(fact.shape) == 1
-    each = fact.shape[0] if fact is not None and tokens else 1
-    return f"{count_text(plan.data.batch * each / plan.step_time)} {'tokens' if tokens else 'samples'}/s"
+    tokens_per_sample = fact.shape[0] if fact is not None and tokens else 1
+    return f"{count_text(plan.data.batch * tokens_per_sample / plan.step_time)} {'tokens' if tokens else 'samples'}/s"

@@ -41,12 +41,12 @@ BESIDE = 40 + TRAFFIC_WIDTH  # a legend beside a narrow picture
 def draw_placement(plan: PlanView) -> str:
     """Returns the picture as DOT text."""
     canvas = Canvas(plan.job)
-    drawn = Grid(canvas, plan).draw() if plan.world_size <= MOST_BOXES else Folded(canvas, plan).draw()
-    width = max(LEAST_WIDTH, drawn.width)
-    if drawn.width + BESIDE <= LEAST_WIDTH + 226:
-        width = max(width, drawn.width + BESIDE)
-        legend(canvas, plan, drawn.width + 40, HEADING + 10, 0)
+    extent = Grid(canvas, plan).draw() if plan.world_size <= MOST_BOXES else Folded(canvas, plan).draw()
+    width = max(LEAST_WIDTH, extent.width)
+    if extent.width + BESIDE <= LEAST_WIDTH + 226:
+        width = max(width, extent.width + BESIDE)
+        legend(canvas, plan, extent.width + 40, HEADING + 10, 0)
     else:
-        legend(canvas, plan, 0, drawn.height + 24, width)
+        legend(canvas, plan, 0, extent.height + 24, width)
     heading(canvas, plan, width)
     return canvas.text()

@@ -92,34 +92,35 @@ def explain_rank(plan: PlanView, rank: int, width: int | None = None) -> str:
 
 
 def table(
-    rows: Iterable[Row], right: Sequence[int] = (), head: Row | None = None, most: int | None = None
+    rows: Iterable[Row], right_columns: Sequence[int] = (), head: Row | None = None, limit: int | None = None
 ) -> list[str]:
-    """Rows in columns two spaces apart, made by rich; the columns in `right` are set to the right, and none is cut.
-    Of more than `most` lines the beginning and the end are shown."""
+    """Formats rows as columns two spaces apart, by rich. Columns in `right_columns` are set to the right; none is cut.
+    Of more than `limit` lines the beginning and the end are shown.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    every = [*([head] if head else []), *rows]
-    left = len(every) - most if most and len(every) > most + 1 else 0
-    if most and left:
-        every = [*every[: most - 2], *every[-2:]]
-    columns = max(map(len, every), default=0)
+    all_rows = [*([head] if head else []), *rows]
+    hidden = len(all_rows) - limit if limit and len(all_rows) > limit + 1 else 0
+    if limit and hidden:
+        all_rows = [*all_rows[: limit - 2], *all_rows[-2:]]
+    columns = max(map(len, all_rows), default=0)
     grid = Table.grid(padding=(0, 2, 0, 0))
     for n in range(columns):
-        grid.add_column(justify="right" if n in right else "left", no_wrap=True)
-    for row in every:
+        grid.add_column(justify="right" if n in right_columns else "left", no_wrap=True)
+    for row in all_rows:
         grid.add_row(*map(Text, row))
     console = Console(file=io.StringIO(), color_system=None, width=_ANY)
-    rendered = console.render_lines(grid, pad=False) if every else []
-    lines = ["".join(piece.text for piece in line).rstrip() for line in rendered]
-    if most and left:
-        lines.insert(most - 2, _more(left))
+    segments = console.render_lines(grid, pad=False) if all_rows else []
+    lines = ["".join(piece.text for piece in line).rstrip() for line in segments]
+    if limit and hidden:
+        lines.insert(limit - 2, _more(hidden))
     return lines
 
 
-def _more(left: int) -> str:
-    return f"… {left} more"
+def _more(hidden: int) -> str:
+    return f"… {hidden} more"
 
 
 def _page(title: str, sections: Iterable[tuple[str, list[str]]], width: int | None) -> str:
@@ -157,7 +158,7 @@ def _topology(plan: PlanView) -> list[str]:
     return table(rows)
 
 
-def _elastic(counts: Sequence[int], shown: int) -> str:
+def _elastic(counts: Sequence[int], shown_count: int) -> str:
     """Returns the lines on an elastic job, for which the plan of one count of nodes is shown."""
     if len(counts) == 1:
         return ""
@@ -183,7 +184,7 @@ def _mesh(plan: PlanView) -> list[str]:
     ]
     if not rows:
         return ["one rank"]
-    lines = table(rows, right=(1, 2, 4), head=("axis", "ranks", "stride", "links", "a step", ""))
+    lines = table(rows, right_columns=(1, 2, 4), head=("axis", "ranks", "stride", "links", "a step", ""))
     return [*lines, *([ORDER] if len(rows) > 1 else [])]
 
 
@@ -194,12 +195,12 @@ def _placement(plan: PlanView) -> list[str]:
     for node in plan.ranks:
         processes = plan.topology.processes
         for n, stage in enumerate(stages_of(plan, node)):
-            own = (span_text(node.first, node.last), f"x{node.last - node.first + 1}", str(node.pipeline)) + (
+            rank_cells = (span_text(node.first, node.last), f"x{node.last - node.first + 1}", str(node.pipeline)) + (
                 span_text(node.first // processes, node.last // processes),
             )
             rows.append(
                 (
-                    *(own if n == 0 else ("", "", "", "")),
+                    *(rank_cells if n == 0 else ("", "", "", "")),
                     str(stage.index),
                     span_text(stage.first, stage.last),
                     count_text(stage.parameters),
@@ -207,21 +208,21 @@ def _placement(plan: PlanView) -> list[str]:
                 )
             )
     head = ("ranks", "", "pipeline", "nodes", "stage", "layers", "parameters", "")
-    return table(rows, right=(2, 4, 6), head=head, most=2 * MOST_CLASSES)
+    return table(rows, right_columns=(2, 4, 6), head=head, limit=2 * MOST_CLASSES)
 
 
-def _shortened(lines: list[str], most: int) -> list[str]:
+def _shortened(lines: list[str], limit: int) -> list[str]:
     """The beginning and the end."""
-    if len(lines) <= most + 1:
+    if len(lines) <= limit + 1:
         return lines
-    left = len(lines) - most
-    return [*lines[: most - 2], _more(left), *lines[-2:]]
+    hidden = len(lines) - limit
+    return [*lines[: limit - 2], _more(hidden), *lines[-2:]]
 
 
 def _data(plan: PlanView) -> list[str]:
     data = plan.data
     ranks = axis_of(plan, "data").size
-    held = {
+    split_texts = {
         "random": "held out at random by the seed",
         "tail": "the end of the stream",
         "given": "of its own",
@@ -238,7 +239,9 @@ def _data(plan: PlanView) -> list[str]:
     if data.pictures:
         rows.append(("pictures", ", ".join(data.pictures)))
     if data.split != "none" and data.validation != 0:
-        rows.append(("validation", number_text(data.validation, "samples") + f", {held.get(data.split, data.split)}"))
+        rows.append(
+            ("validation", number_text(data.validation, "samples") + f", {split_texts.get(data.split, data.split)}")
+        )
     rows += [(f"  {name}", number_text(samples, "samples")) for name, samples in data.validation_sets]
     if data.split != "none" and data.test != 0:
         rows.append(("test", number_text(data.test, "samples") + ", evaluated once, after the training"))
@@ -265,9 +268,9 @@ def _data(plan: PlanView) -> list[str]:
 def _stream(stream: StreamStep) -> str:
     """Describes the order of a stream."""
     length = f"{plural(stream.length, 'sample')} a pass, " if stream.length else ""
-    at_once = f", {stream.lanes} at a time" if stream.shards > 1 else ""
-    shuffled = f", {plural(stream.window, 'sample')} shuffled at a time" if stream.window else ", in order"
-    return f"{length}{plural(stream.shards, 'shard')} of a stream{at_once}{shuffled}"
+    readers_text = f", {stream.lanes} at a time" if stream.shards > 1 else ""
+    order_text = f", {plural(stream.window, 'sample')} shuffled at a time" if stream.window else ", in order"
+    return f"{length}{plural(stream.shards, 'shard')} of a stream{readers_text}{order_text}"
 
 
 def _accumulation(plan: PlanView) -> str:
@@ -280,13 +283,13 @@ def _samples(plan: PlanView) -> list[str]:
     rows = []
     for name, shares in (("full", plan.data.shares), ("last", plan.data.last_shares)):
         for part in parts(shares):
-            first, last = part.entries(part.first), part.entries(part.last)
-            shown = span_text(*first)
+            first_entries, last_entries = part.entries(part.first), part.entries(part.last)
+            entries_text = span_text(*first_entries)
             if part.ranks > 1:
-                shown += ", " if part.ranks == 2 else ", …, "
-                shown += span_text(*last)
-            rows.append((name, span_text(part.first, part.last), f"x{part.ranks}", str(part.samples), shown))
-    return table(rows, right=(3,), head=("batch", "data ranks", "", "samples each", "entries of the batch"))
+                entries_text += ", " if part.ranks == 2 else ", …, "
+                entries_text += span_text(*last_entries)
+            rows.append((name, span_text(part.first, part.last), f"x{part.ranks}", str(part.samples), entries_text))
+    return table(rows, right_columns=(3,), head=("batch", "data ranks", "", "samples each", "entries of the batch"))
 
 
 def _why(plan: PlanView, otherwise: str = "the network was not traced") -> str:
@@ -296,8 +299,8 @@ def _why(plan: PlanView, otherwise: str = "the network was not traced") -> str:
 
 def _layers(plan: PlanView) -> list[str]:
     if not plan.layers:
-        own = "the network is the user's own; `--trace` looks at it"
-        return [f"{UNKNOWN}: {_why(plan, own)}"]
+        reason = "the network is the user's own; `--trace` looks at it"
+        return [f"{UNKNOWN}: {_why(plan, reason)}"]
     rows = [
         (
             run.name,
@@ -311,14 +314,14 @@ def _layers(plan: PlanView) -> list[str]:
         for run in layer_runs(plan.layers)
     ]
     head = ("layer", "", "kind", "output", "parameters", "work", "kept")
-    lines = table(rows, right=(4, 5, 6), head=head, most=MOST_LAYERS)
-    flops, kept = sum(layer.flops for layer in plan.layers), sum(layer.kept for layer in plan.layers)
+    lines = table(rows, right_columns=(4, 5, 6), head=head, limit=MOST_LAYERS)
+    flops, kept_bytes = sum(layer.flops for layer in plan.layers), sum(layer.kept for layer in plan.layers)
     return [
         *lines,
         f"{known_text(plan.parameters, count_text)} parameter{'s' * (plan.parameters != 1)} "
         f"({number_text(plan.parameters)})"
         + (f", of which {_in_full(plan.trained)} train" if plan.trained is not None else ""),
-        f"one sample: {flop_text(flops)} forward and backward, {byte_text(kept)} kept for the backward pass",
+        f"one sample: {flop_text(flops)} forward and backward, {byte_text(kept_bytes)} kept for the backward pass",
     ]
 
 
@@ -339,6 +342,8 @@ def _training(plan: PlanView) -> list[str]:
         *([("compiled", training.compiled)] if training.compiled else []),
         ("seed", str(training.seed)),
     ]
+    if training.check_replicas:
+        rows.append(("replicas", f"compared bit by bit every {plural(training.check_replicas, 'step')}"))
     if training.restarts:
         rows.append(("restarts", f"{training.restarts:,}, each from the newest checkpoint"))
     return table(rows)
@@ -363,8 +368,8 @@ def _memory(plan: PlanView) -> list[str]:
         )
         for node in plan.ranks
     ]
-    right = range(1, len(kinds) + 3)
-    lines = table(rows, right=right, head=("ranks", *kinds, "peak", ""), most=MOST_CLASSES)
+    right_columns = range(1, len(kinds) + 3)
+    lines = table(rows, right_columns=right_columns, head=("ranks", *kinds, "peak", ""), limit=MOST_CLASSES)
     return [*lines, *_peak(max(plan.ranks, key=lambda node: node.memory.peak).memory)]
 
 
@@ -386,26 +391,26 @@ def _traffic(plan: PlanView) -> list[str]:
     if not plan.ranks:
         return [f"{UNKNOWN}: {_why(plan)}"]
     rows: list[Row] = []
-    for _, alike in groupby(plan.ranks, key=lambda node: node.traffic):
-        nodes = list(alike)
+    for _, equal_ranks in groupby(plan.ranks, key=lambda node: node.traffic):
+        nodes = list(equal_ranks)
         rows.append((f"ranks {span_text(nodes[0].first, nodes[-1].last)}",))
         rows += _traffic_rows(plan, nodes[0])
     if all(len(row) == 1 for row in rows):
         return ["none: nothing is exchanged"]
-    return table(rows, right=(3, 4), head=TRAFFIC, most=3 * MOST_CLASSES)
+    return table(rows, right_columns=(3, 4), head=TRAFFIC, limit=3 * MOST_CLASSES)
 
 
 def _traffic_rows(plan: PlanView, node: RankNode) -> list[Row]:
     return [
         (
             "  " + operation,
-            f"{axis} {where} {members(plan, where)}" if where else axis,
-            what,
+            f"{axis} {scope} {members(plan, scope)}" if scope else axis,
+            content,
             f"{count:,}",
             byte_text(size),
-            *filter(None, (when,)),
+            *filter(None, (cadence,)),
         )
-        for (axis, where, operation, what, when), (count, size) in of_all_dtypes(plan, node).items()
+        for (axis, scope, operation, content, cadence), (count, size) in of_all_dtypes(plan, node).items()
     ]
 
 
@@ -414,8 +419,8 @@ def _schedule(plan: PlanView) -> list[str]:
     if schedule is None:
         if plan.data.microbatches == 1:
             return ["forward, backward, update"]
-        first = "the outputs of all micro-batches and their loss, then " if plan.data.ahead else ""
-        return [f"{first}forward and backward, {plan.data.microbatches} times, then the update"]
+        forward_text = "the outputs of all micro-batches and their loss, then " if plan.data.ahead else ""
+        return [f"{forward_text}forward and backward, {plan.data.microbatches} times, then the update"]
     stages = len(schedule.rows) * schedule.virtual_stages
     lines = [
         f"{schedule.name}: {len(schedule.rows)} ranks x {schedule.virtual_stages} = {plural(stages, 'stage')}, "
@@ -423,7 +428,7 @@ def _schedule(plan: PlanView) -> list[str]:
     ]
     lines += _balance(plan, schedule)
     rows = [(str(n), _row_text(row)) for n, row in enumerate(schedule.rows)]
-    return [*lines, *table(rows, right=(0,), most=MOST_CLASSES), _key(schedule)]
+    return [*lines, *table(rows, right_columns=(0,), limit=MOST_CLASSES), _key(schedule)]
 
 
 def _balance(plan: PlanView, schedule: Schedule) -> list[str]:
@@ -436,8 +441,8 @@ def _balance(plan: PlanView, schedule: Schedule) -> list[str]:
         return []
 
     def slowest(cut: Sequence[range]) -> str:
-        most = max(sum(work[n] for n in stage) for stage in cut)
-        return f"{flop_text(most)} of a sample, {most / mean:.2f} x the mean"
+        longest = max(sum(work[n] for n in stage) for stage in cut)
+        return f"{flop_text(longest)} of a sample, {longest / mean:.2f} x the mean"
 
     cut = tuple(range(stage.first, stage.last + 1) for stage in plan.stages)
     equal = equal_counts(len(work), len(cut))
@@ -446,13 +451,13 @@ def _balance(plan: PlanView, schedule: Schedule) -> list[str]:
     if schedule.equal_bubble is None:
         return [f"slowest stage: {slowest(cut)}; equal numbers of layers cannot be had"]
     longer = (1 - schedule.bubble) / (1 - schedule.equal_bubble)
-    other = f"bubble {percent_text(schedule.equal_bubble)}, {longer:.2f} x the time"
-    return [f"slowest stage: {slowest(cut)}", f"equal numbers of layers: {slowest(equal)}, {other}"]
+    equal_text = f"bubble {percent_text(schedule.equal_bubble)}, {longer:.2f} x the time"
+    return [f"slowest stage: {slowest(cut)}", f"equal numbers of layers: {slowest(equal)}, {equal_text}"]
 
 
-def _row_text(row: str, most: int = 14) -> str:
+def _row_text(row: str, limit: int = 14) -> str:
     actions = row.split(" ")
-    return row if len(actions) <= most else " ".join([*actions[: most - 5], "…", *actions[-4:]])
+    return row if len(actions) <= limit else " ".join([*actions[: limit - 5], "…", *actions[-4:]])
 
 
 def _key(schedule: Schedule) -> str:
@@ -491,10 +496,10 @@ def _spent(plan: PlanView) -> list[tuple[str, str]]:
         ("launches", step.launches, " of kernels that take less"),
         ("rest", step.rest, " of no part"),
     )
-    rows = [(f"  {name}", time_text(seconds) + what) for name, seconds, what in parts if seconds > 1e-9]
+    rows = [(f"  {name}", time_text(seconds) + note) for name, seconds, note in parts if seconds > 1e-9]
     links = ((step.within, "within a node"), (step.between, "between nodes"))
-    moved = ", ".join(f"{byte_text(count)} {where}" for count, where in links if count)
-    return [*rows, *([("a rank moves", moved)] if moved else [])]
+    moved_text = ", ".join(f"{byte_text(count)} {link}" for count, link in links if count)
+    return [*rows, *([("a rank moves", moved_text)] if moved_text else [])]
 
 
 # --------------------------------------------------------------------------------------------------------- one rank
@@ -512,16 +517,16 @@ def _place(plan: PlanView, rank: int) -> list[str]:
             members = group(plan, rank, axis.name)
             rows.append((axis.name, f"{place[axis.name]} of {axis.size}, with {_members(members, axis.stride)}"))
     if replicas(plan) > 1:
-        where = "; ".join(groups_text(plan, rank, where) for where in ("within", "across"))
-        rows.append(("replica", f"{replica(plan, rank)} of {replicas(plan)}: shares {where}"))
+        groups = "; ".join(groups_text(plan, rank, groups) for groups in ("within", "across"))
+        rows.append(("replica", f"{replica(plan, rank)} of {replicas(plan)}: shares {groups}"))
     return [*table(rows), f"mesh: {mesh_text(plan)}"]
 
 
 def _members(ranks: list[int], stride: int) -> str:
     if stride == 1:
         return f"ranks {span_text(ranks[0], ranks[-1])}"
-    shown = [str(r) for r in ranks] if len(ranks) <= 6 else [*map(str, ranks[:3]), "…", str(ranks[-1])]
-    return f"ranks {', '.join(shown)}"
+    rank_texts = [str(r) for r in ranks] if len(ranks) <= 6 else [*map(str, ranks[:3]), "…", str(ranks[-1])]
+    return f"ranks {', '.join(rank_texts)}"
 
 
 def _rank_layers(plan: PlanView, rank: int) -> list[str]:
@@ -532,9 +537,11 @@ def _rank_layers(plan: PlanView, rank: int) -> list[str]:
         (str(s.index), span_text(s.first, s.last), count_text(s.parameters), flop_text(s.flops), stage_layers(plan, s))
         for s in stages_of(plan, node)
     ]
-    shared = [f"{axis.name} {axis.size}" for axis in plan.axes if axis.name in ("tensor", "context") and axis.size > 1]
-    lines = table(rows, right=(2, 3), head=("stage", "layers", "parameters", "work of a sample", ""))
-    return [*lines, *([f"work and memory are divided over {' and '.join(shared)}"] if shared else [])]
+    split_axes = [
+        f"{axis.name} {axis.size}" for axis in plan.axes if axis.name in ("tensor", "context") and axis.size > 1
+    ]
+    lines = table(rows, right_columns=(2, 3), head=("stage", "layers", "parameters", "work of a sample", ""))
+    return [*lines, *([f"work and memory are divided over {' and '.join(split_axes)}"] if split_axes else [])]
 
 
 def _rank_samples(plan: PlanView, rank: int) -> list[str]:
@@ -542,18 +549,20 @@ def _rank_samples(plan: PlanView, rank: int) -> list[str]:
     data = plan.data
     rows = []
     for name, size, shares in (("first batch", data.batch, data.shares), ("last batch", data.last, data.last_shares)):
-        got = entries_of(shares, mine)
-        if got:
-            shown = f"entries {span_text(*got)} of {size}: {plural(got[1] - got[0] + 1, 'sample')}"
-            rows.append((name, f"{shown}, in {plural(data.microbatches, 'micro-batch')} of up to {data.microbatch}"))
+        entries = entries_of(shares, mine)
+        if entries:
+            entries_text = f"entries {span_text(*entries)} of {size}: {plural(entries[1] - entries[0] + 1, 'sample')}"
+            rows.append(
+                (name, f"{entries_text}, in {plural(data.microbatches, 'micro-batch')} of up to {data.microbatch}")
+            )
     order = "the epoch's shuffled order" if data.shuffle else "the data's own order"
     lines = table(rows)
     if data.shares:
         lines.append(f"entries of {order}; batch k begins at k x {data.batch}")
-    each = axis_of(plan, "data").stride
-    if each > 1:
-        first = rank - rank % each
-        lines.append(f"ranks {span_text(first, first + each - 1)} have the same samples")
+    stride = axis_of(plan, "data").stride
+    if stride > 1:
+        group_start = rank - rank % stride
+        lines.append(f"ranks {span_text(group_start, group_start + stride - 1)} have the same samples")
     context = axis_of(plan, "context").size
     if context > 1:
         lines.append(f"of each sequence, part {coordinates(plan, rank)['context'] + 1} of {context}")
@@ -566,7 +575,7 @@ def _rank_memory(plan: PlanView, rank: int) -> list[str]:
         return [f"{UNKNOWN}: {_why(plan)}"]
     rows = [(kind, byte_text(getattr(node.memory, kind))) for kind in KINDS if getattr(node.memory, kind)]
     rows.append(("peak", byte_text(node.memory.peak), _of_limit(plan, node.memory.peak)))  # type: ignore[arg-type]
-    return [*table(rows, right=(1,)), *_peak(node.memory)]
+    return [*table(rows, right_columns=(1,)), *_peak(node.memory)]
 
 
 def _rank_traffic(plan: PlanView, rank: int) -> list[str]:
@@ -574,7 +583,7 @@ def _rank_traffic(plan: PlanView, rank: int) -> list[str]:
     if node is None:
         return [f"{UNKNOWN}: {_why(plan)}"]
     rows = _traffic_rows(plan, node)
-    return table(rows, right=(3, 4), head=TRAFFIC) if rows else ["none: nothing is exchanged"]
+    return table(rows, right_columns=(3, 4), head=TRAFFIC) if rows else ["none: nothing is exchanged"]
 
 
 def _rank_schedule(plan: PlanView, rank: int) -> list[str]:

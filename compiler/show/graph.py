@@ -54,26 +54,30 @@ class _Graph:
         return next((n for n in self.plan.ranks if n.pipeline == pipeline), None)
 
     def _lane_height(self) -> float:
-        after = max((len(exchanged(n, "data")) for n in self.plan.ranks), default=0)
+        exchanges = max((len(exchanged(n, "data")) for n in self.plan.ranks), default=0)
         chips = max((len(self._within(n.pipeline)) for n in self.plan.ranks), default=0)
         actions = 54 + (42 if self.halves else 0) if self.folded else 32
-        return 30 + max(actions, 36 * after) + 15 * chips
+        return 30 + max(actions, 36 * exchanges) + 15 * chips
 
     def _within(self, pipeline: int) -> list[str]:
-        found = [(axis, exchanged(self._node(pipeline), axis)) for axis in ("context", "tensor")]
-        return [f"{axis} x{axis_of(self.plan, axis).size}: {summed_text(some)}" for axis, some in found if some]
+        axis_traffic = [(axis, exchanged(self._node(pipeline), axis)) for axis in ("context", "tensor")]
+        return [
+            f"{axis} x{axis_of(self.plan, axis).size}: {summed_text(traffic)}"
+            for axis, traffic in axis_traffic
+            if traffic
+        ]
 
     def draw(self) -> float:
         """Draws lanes, boxes and lines; returns the picture's width."""
         columns = self._folded_columns() if self.folded else self._columns()
-        last = max(columns.values()) + 1
-        width = FIRST + last * (self.wide + self.gap) + EXCHANGE + 106
+        update_column = max(columns.values()) + 1
+        width = FIRST + update_column * (self.wide + self.gap) + EXCHANGE + 106
         for number, pipeline in enumerate(self.lanes):
             self._lane(number, pipeline, width)
         for name, column in columns.items():
             self._action(name, column)
         for number, pipeline in enumerate(self.lanes):
-            self._draw_update(number, pipeline, last)
+            self._draw_update(number, pipeline, update_column)
         self._source()
         self._hand_on()
         return max(700, width)
@@ -111,8 +115,8 @@ class _Graph:
 
     def _lane(self, number: int, pipeline: int, width: float) -> None:
         plan = self.plan
-        each = plan.world_size // axis_of(plan, "pipeline").size
-        ranks = f"rank{'s' if each > 1 else ''} {span_text(pipeline * each, (pipeline + 1) * each - 1)}"
+        count = plan.world_size // axis_of(plan, "pipeline").size
+        ranks = f"rank{'s' if count > 1 else ''} {span_text(pipeline * count, (pipeline + 1) * count - 1)}"
         y = self._lane_top(number)
         label = f"pipeline {pipeline}, {ranks}" if plan.schedule else ranks
         left = FIRST - NAME - 22
@@ -146,15 +150,17 @@ class _Graph:
         self._box(name, x, y, self.wide, 54, "", COLOURS[kind][0])
         self.canvas.write(f"{name} text", x + 4, y + 6, self.wide - 6, "\n".join(lines), size=9.5)
         if self.halves and kind == "B":
-            half = name.replace("B", "W")
-            self._box(half, x, y + 66, self.wide, 28, f"weights, stage {stage.index if stage else 0}", COLOURS["W"][0])
-            self.canvas.line(name, half, [(x + self.wide / 2, y + 54), (x + self.wide / 2, y + 66)], arrow=True)
+            weight_half = name.replace("B", "W")
+            self._box(
+                weight_half, x, y + 66, self.wide, 28, f"weights, stage {stage.index if stage else 0}", COLOURS["W"][0]
+            )
+            self.canvas.line(name, weight_half, [(x + self.wide / 2, y + 54), (x + self.wide / 2, y + 66)], arrow=True)
 
     def _box(self, name: str, x: float, y: float, w: float, h: float, label: str, fill: str, size: float = 9.5) -> None:
         self.canvas.box(name, x, y, w, h, label, fill=fill, line="#777777", style="filled,rounded", size=size)
         self.boxes[name] = (x, y, w, h)
 
-    def _draw_update(self, number: int, pipeline: int, last: int) -> None:
+    def _draw_update(self, number: int, pipeline: int, column: int) -> None:
         """Draws the exchange over the data axis and the update, after the lane's last backward; order within the
         lane.
         """
@@ -162,8 +168,8 @@ class _Graph:
         mine.sort(key=lambda name: self.boxes[name][0])
         if not self.folded:
             for a, b in itertools.pairwise(mine):
-                self._across(a, b, FAINT, dashed=True)
-        y, left = self._lane_top(number) + 24, FIRST + last * (self.wide + self.gap)
+                self._across(a, b, FAINT, is_dashed=True)
+        y, left = self._lane_top(number) + 24, FIRST + column * (self.wide + self.gap)
         middle = self.boxes[mine[-1]][1] + self.boxes[mine[-1]][3] / 2
         update = f"update {pipeline}"
         self._box(
@@ -175,21 +181,21 @@ class _Graph:
             f"update\\n{self.plan.training.optimizer}",
             COLOURS["update"][0],
         )
-        found = exchanged(self._node(pipeline), "data")
-        for n, t in enumerate(found):
+        exchanges = exchanged(self._node(pipeline), "data")
+        for n, t in enumerate(exchanges):
             name = f"exchange {pipeline}.{n}"
             size = f"{byte_text(t.bytes)} in {plural(t.count, 'operation')}"
-            where = reach(self.plan, t)
-            size += f", {where} {members(self.plan, where)}" if where else ""
-            what = fitted(f"{WORDS.get(t.operation, t.operation)} {t.what}", EXCHANGE, 8.5)
-            top = middle - 17 if len(found) == 1 else y + 36 * n
+            scope = reach(self.plan, t)
+            size += f", {scope} {members(self.plan, scope)}" if scope else ""
+            label = fitted(f"{WORDS.get(t.operation, t.operation)} {t.what}", EXCHANGE, 8.5)
+            top = middle - 17 if len(exchanges) == 1 else y + 36 * n
             self.canvas.box(
                 name,
                 left,
                 top,
                 EXCHANGE,
                 32,
-                f"{what}\\n{size}",
+                f"{label}\\n{size}",
                 fill="#fbeee4",
                 line=AXIS_COLOURS["data"],
                 style="filled,rounded",
@@ -198,7 +204,7 @@ class _Graph:
             self.boxes[name] = (left, top, EXCHANGE, 32)
             self._across(mine[-1], name, AXIS_COLOURS["data"])
             self._across(name, update, FAINT)
-        if not found:
+        if not exchanges:
             self._across(mine[-1], update, FAINT)
 
     def _lane_of(self, name: str) -> int | None:
@@ -209,11 +215,11 @@ class _Graph:
 
     # ---- lines
 
-    def _across(self, a: str, b: str, colour: str, dashed: bool = False, label: str = "") -> None:
+    def _across(self, a: str, b: str, colour: str, is_dashed: bool = False, label: str = "") -> None:
         """Draws a line from the right of one box to the left of another."""
         (ax, ay, aw, ah), (bx, by, _, bh) = self.boxes[a], self.boxes[b]
         points = [(ax + aw, ay + ah / 2), (bx, by + bh / 2)]
-        self.canvas.line(a, b, points, colour=colour, arrow=True, dashed=dashed)
+        self.canvas.line(a, b, points, colour=colour, arrow=True, is_dashed=is_dashed)
         if label:
             x, y = (points[0][0] + points[1][0]) / 2, (points[0][1] + points[1][1]) / 2
             if ay == by:
@@ -224,12 +230,12 @@ class _Graph:
     def _down(self, a: str, b: str, label: str) -> None:
         """Draws a line from the bottom of one box to the top of another in a lower lane, or the other way round."""
         (ax, ay, aw, ah), (bx, by, bw, bh) = self.boxes[a], self.boxes[b]
-        below = by > ay
-        points = [(ax + aw / 2, ay + ah if below else ay), (bx + bw / 2, by if below else by + bh)]
+        is_below = by > ay
+        points = [(ax + aw / 2, ay + ah if is_below else ay), (bx + bw / 2, by if is_below else by + bh)]
         self.canvas.line(a, b, points, arrow=True)
         if label:
             x, y = (points[0][0] + points[1][0]) / 2, (points[0][1] + points[1][1]) / 2
-            self.canvas.write(f"{a} to {b}", x + 5, y - (12 if below else 0), 60, label, size=8)
+            self.canvas.write(f"{a} to {b}", x + 5, y - (12 if is_below else 0), 60, label, size=8)
 
     def _source(self) -> None:
         data = self.plan.data
@@ -257,5 +263,5 @@ class _Graph:
                 self._down(f"{a.index}F{m}", f"{b.index}F{m}", size)
                 self._down(f"{b.index}B{m}", f"{a.index}B{m}", size)
         if self.folded:
-            last = self.stages[-1].index if self.stages else 0
-            self._across(f"{last}F", f"{last}B", "#222222", label="loss")
+            last_stage = self.stages[-1].index if self.stages else 0
+            self._across(f"{last_stage}F", f"{last_stage}B", "#222222", label="loss")

@@ -49,13 +49,13 @@ class Grid:
         self.sizes = {axis: axis_of(plan, axis).size for axis in ("pipeline", "data", "context", "tensor")}
         self.inner = self.sizes["context"] * self.sizes["tensor"]
         self.sideways = self.sizes["data"] == 1  # the pipeline goes to the right
-        across = self.sizes["pipeline" if self.sideways else "data"]
-        self.columns = min(across, A_LINE)
-        self.lines = -(-across // A_LINE)
+        column_count = self.sizes["pipeline" if self.sideways else "data"]
+        self.columns = min(column_count, A_LINE)
+        self.lines = -(-column_count // A_LINE)
         self.rows = self.lines * (1 if self.sideways else self.sizes["pipeline"])
         node = plan.ranks[0] if plan.ranks else None
-        most = max((len(stage_lines(plan, n, 2)) for n in plan.ranks), default=1)
-        self.device = 58 + 12.5 * (most + len(self._coordinate_lines(0)))
+        stage_line_count = max((len(stage_lines(plan, n, 2)) for n in plan.ranks), default=1)
+        self.device = 58 + 12.5 * (stage_line_count + len(self._coordinate_lines(0)))
         self.frames = (self.sizes["context"] > 1) + (self.sizes["tensor"] > 1)
         self.cell_w = BOX + 2 * FRAME * self.frames
         self.cell_h = self.inner * (self.device + 6) - 6 + 22 * self.frames * 1.0 + self._inner_frames()
@@ -63,9 +63,9 @@ class Grid:
         self.whole_cells = plan.topology.processes % self.inner == 0
         splits = self.whole_cells and plan.topology.processes < self.inner * self.sizes["data"]
         self.drop = 20 if splits else 8  # from a cell to the bars under it, below the edge of its machine
-        self.gap = 74 if self.sideways and across > 1 else 34 if splits else 16
-        apart = plan.topology.nodes > 1 or self.lines > 1
-        self.pitch = self.cell_h + self.buses * (BUS + 5) + (76 if apart else 28) + self.drop
+        self.gap = 74 if self.sideways and column_count > 1 else 34 if splits else 16
+        has_machines = plan.topology.nodes > 1 or self.lines > 1
+        self.pitch = self.cell_h + self.buses * (BUS + 5) + (76 if has_machines else 28) + self.drop
         self.top: float = HEADING + 10 + 24 + 18 + 60
         self.left = 12
         self.first = node
@@ -100,11 +100,11 @@ class Grid:
 
     def _machines(self) -> None:
         """Draws a cluster for each machine whose devices are a rectangle of whole cells."""
-        plan, each = self.plan, self.plan.topology.processes
+        plan, per_node = self.plan, self.plan.topology.processes
         if not self.whole_cells:
             return
         for node in range(plan.topology.nodes):
-            ranks = range(node * each, (node + 1) * each)
+            ranks = range(node * per_node, (node + 1) * per_node)
             places = [self._rank_place(rank) for rank in ranks]
             x, y = min(p[0] for p in places), min(p[1] for p in places)
             right, low = max(p[0] for p in places) + self.cell_w, max(p[1] for p in places) + self.cell_h
@@ -112,20 +112,20 @@ class Grid:
             if any(x <= a < right and y <= b < low for a, b in strangers):
                 continue
             rows = {self._row_of(rank) for rank in ranks}
-            whole = all(self._row_of(r) not in rows for r in range(plan.world_size) if r not in ranks)
-            low += 10 + (self.buses * (BUS + 5) + 6 if whole and self.sizes["data"] > 1 else 0)
+            owns_rows = all(self._row_of(r) not in rows for r in range(plan.world_size) if r not in ranks)
+            low += 10 + (self.buses * (BUS + 5) + 6 if owns_rows and self.sizes["data"] > 1 else 0)
             name = f"node {node}"
             heading_ = self.canvas.write(name, x - 4, y - 21, self.cell_w, name, size=10.5, bold=True, ink="#555555")
             members = [heading_, *(f"rank {rank}" for rank in ranks)]
             self.canvas.cluster(name, x - 10, y - 26, right - x + 20, low - y + 26, "", members)
 
     def _rank_place(self, rank: int) -> tuple[float, float]:
-        at = coordinates(self.plan, rank)
-        return self.place(at["pipeline"], at["data"])[:2]
+        position = coordinates(self.plan, rank)
+        return self.place(position["pipeline"], position["data"])[:2]
 
     def _row_of(self, rank: int) -> int:
-        at = coordinates(self.plan, rank)
-        return self.place(at["pipeline"], at["data"])[2]
+        position = coordinates(self.plan, rank)
+        return self.place(position["pipeline"], position["data"])[2]
 
     def _cell(self, p: int, d: int) -> None:
         """Draws the devices that work on the same samples at one pipeline coordinate, in frames by axis."""
@@ -138,13 +138,13 @@ class Grid:
             self._frame(f"context {p}.{d}", "context", x, y, width, low - y, node)
             x, y, width, low = x + FRAME, y + 16, width - 2 * FRAME, low - 6
         for c in range(self.sizes["context"]):
-            inside = x
+            device_x = x
             if self.sizes["tensor"] > 1:
                 high = self.sizes["tensor"] * (self.device + 6) - 6 + 22
                 self._frame(f"tensor {p}.{d}.{c}", "tensor", x, y, width, high, node)
-                inside, y = x + FRAME, y + 16
+                device_x, y = x + FRAME, y + 16
             for t in range(self.sizes["tensor"]):
-                self._device(self._rank(p, d, c, t), inside, y)
+                self._device(self._rank(p, d, c, t), device_x, y)
                 y += self.device + 6
             if self.sizes["tensor"] > 1:
                 y += 8
@@ -154,9 +154,9 @@ class Grid:
         return sum(place[axis.name] * axis.stride for axis in self.plan.axes)
 
     def _frame(self, name: str, axis: str, x: float, y: float, w: float, h: float, node: RankNode | None) -> None:
-        colour, found = AXIS_COLOURS[axis], exchanged(node, axis)
+        colour, traffic = AXIS_COLOURS[axis], exchanged(node, axis)
         self.canvas.box(name, x, y, w, h, line=colour, pen=1.4, style="rounded")
-        text = f"{axis} x{self.sizes[axis]}" + (f": {summed_text(found)}" if found else "")
+        text = f"{axis} x{self.sizes[axis]}" + (f": {summed_text(traffic)}" if traffic else "")
         self.canvas.write(f"{name} text", x + 6, y + 2, w - 8, text, size=8.5, ink=colour)
 
     def _device(self, rank: int, x: float, y: float) -> None:
@@ -167,8 +167,8 @@ class Grid:
         canvas.box(name, x, y, BOX, self.device, style="filled,rounded", line="#777777")
         canvas.write(f"{name} name", x + 7, y + 4, 60, name, size=11, bold=True)
         device = f"local rank {rank % top.processes}"
-        where = device if self.whole_cells else f"node {rank // top.processes}, {device}"
-        canvas.write(f"{name} device", x + 62, y + 5, BOX - 69, where, size=9, align="r", ink=FAINT)
+        device_text = device if self.whole_cells else f"node {rank // top.processes}, {device}"
+        canvas.write(f"{name} device", x + 62, y + 5, BOX - 69, device_text, size=9, align="r", ink=FAINT)
         lines = [*self._coordinate_lines(rank), *stage_lines(plan, node, 2)]
         canvas.write(f"{name} holds", x + 7, y + 20, BOX - 12, "\n".join(lines), size=9.5)
         memory_bar(canvas, plan, name, x + 8, y + self.device - 30, BOX - 16, node)
@@ -176,17 +176,17 @@ class Grid:
     def _coordinate_lines(self, rank: int) -> list[str]:
         """Formats the rank's place in the mesh; all four axes take two lines."""
         words = coordinates_text(self.plan, rank).split(", ") if self.plan.world_size > 1 else []
-        each = 2 if len(words) > 3 else 3
-        return [", ".join(words[n : n + each]) for n in range(0, len(words), each)]
+        per_line = 2 if len(words) > 3 else 3
+        return [", ".join(words[n : n + per_line]) for n in range(0, len(words), per_line)]
 
     def _samples(self) -> None:
         """Draws the share of each data rank, over its cell at the first stage."""
         size = self.plan.data.batch
         for d in range(self.sizes["data"]):
-            got = entries_of(self.plan.data.shares, d)
+            entries = entries_of(self.plan.data.shares, d)
             x, y, row = self.place(0, d)
             name = f"share {d}"
-            text = f"samples {span_text(*got)} of {size:,}" if got else "no samples"
+            text = f"samples {span_text(*entries)} of {size:,}" if entries else "no samples"
             self.canvas.box(name, x + self.cell_w / 2 - 68, y - 60, 136, 17, text, fill="#eaf4fb", line=SKY, size=9.5)
             middle = x + self.cell_w / 2
             if row == 0:
@@ -204,13 +204,13 @@ class Grid:
                 top = y + self.cell_h + self.drop + n * (BUS + 5)
                 width = len(members) * (self.cell_w + self.gap) - self.gap
                 count = plural(traffic.count, "operation")
-                where = reach(self.plan, traffic)
-                said = f" {groups_text(self.plan, self._rank(p, 0, 0, 0), where)}" if where else ""
+                scope = reach(self.plan, traffic)
+                groups_label = f" {groups_text(self.plan, self._rank(p, 0, 0, 0), scope)}" if scope else ""
                 time = exchange_time(traffic)
-                text = f"{axis_text(self.plan, 'data')}{groups}{said}: {operation_text(traffic)} in {count}"
+                text = f"{axis_text(self.plan, 'data')}{groups}{groups_label}: {operation_text(traffic)} in {count}"
                 text += f", {time}" if time else ""
                 if width < 5 * len(text):
-                    text = f"{where} {traffic.what} {byte_text(traffic.bytes)}".strip()
+                    text = f"{scope} {traffic.what} {byte_text(traffic.bytes)}".strip()
                 if line:
                     text = f"the same group: {text}"
                 name = f"data {p}.{n}.{line}"
@@ -229,8 +229,8 @@ class Grid:
         """Draws the transfers between stages: an arrow to the right, or one bracket for all columns of two rows."""
         for p in range(self.sizes["pipeline"] - 1):
             node = class_of(self.plan, self._rank(p, 0, 0, 0))
-            sent = exchanged(node, "pipeline")
-            size = byte_text(sum(t.bytes for t in sent)) if sent else ""
+            transfers = exchanged(node, "pipeline")
+            size = byte_text(sum(t.bytes for t in transfers)) if transfers else ""
             (x, y, row), (x2, y2, row2) = self.place(p, 0), self.place(p + 1, 0)
             middle, next_middle = y + self.cell_h / 2, y2 + self.cell_h / 2
             tail, head = f"cell {p}.0", f"cell {p + 1}.0"
@@ -249,8 +249,8 @@ class Grid:
                     (right, next_middle),
                     (width - self.left, next_middle),
                 ]
-                words = things_text(sent).replace(" and ", " and\n", 1)
+                words = things_text(transfers).replace(" and ", " and\n", 1)
                 text = f"pipeline\n{words}\n{size} a rank"
                 self.canvas.write(f"sent {p}", right + 6, (middle + next_middle) / 2 - 18, 140, text, size=9.5)
                 tail, head = f"cell {p}.{self.columns - 1}", f"cell {p + 1}.{self.columns - 1}"
-            self.canvas.line(tail, head, points, arrow=True, back=True, pen=1.6)
+            self.canvas.line(tail, head, points, arrow=True, tip_at_start=True, pen=1.6)

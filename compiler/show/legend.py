@@ -35,19 +35,19 @@ TRAFFIC_WIDTH = 20 + sum(width for _, width in COLUMNS)
 def summary(plan: PlanView) -> str:
     """Returns devices, mesh, parameters, bubble and time in one line."""
     top = plan.topology
-    said = [
+    phrases = [
         f"{devices_text(plan)} on {plural(top.nodes, 'node')}",
         mesh_text(plan),
         f"{known_text(plan.parameters, count_text)} parameters",
     ]
     if plan.schedule:
-        said.append(f"{plan.schedule.name}, bubble {known_text(plan.bubble, percent_text)}")
+        phrases.append(f"{plan.schedule.name}, bubble {known_text(plan.bubble, percent_text)}")
     if plan.step_time is not None:
         numbers = [f"step {time_text(plan.step_time)}", rate_text(plan)]
         if plan.mfu is not None:
             numbers.append(f"MFU {percent_text(plan.mfu)}")
-        said.append(f"{bound_text(plan).strip()}: {', '.join(numbers)}")
-    return ", ".join(said)
+        phrases.append(f"{bound_text(plan).strip()}: {', '.join(numbers)}")
+    return ", ".join(phrases)
 
 
 def heading(canvas: Canvas, plan: PlanView, width: float) -> None:
@@ -92,30 +92,30 @@ def _some(nodes: Sequence[RankNode]) -> list[RankNode | None]:
 
 def traffic_table(canvas: Canvas, plan: PlanView, x: float, y: float) -> tuple[float, float]:
     """Draws a rank's exchanges in a step, with the colours of the axes; returns its width and height."""
-    most: dict[Shown, tuple[int, int]] = {}
+    maxima: dict[Shown, tuple[int, int]] = {}
     for node in plan.ranks:
         for key, (count, size) in of_all_dtypes(plan, node).items():
-            before = most.get(key, (0, 0))
-            most[key] = max(count, before[0]), max(size, before[1])
+            largest = maxima.get(key, (0, 0))
+            maxima[key] = max(count, largest[0]), max(size, largest[1])
     canvas.write("traffic", x, y, 300, "Exchanged by a rank in a step, at most", size=11, bold=True)
     place = x + 20
     for n, (name, wide) in enumerate(COLUMNS):
         canvas.write(f"traffic {name}", place, y + 17, wide - 4, name, size=9, align="r" if n > 2 else "l", ink=FAINT)
         place += wide
-    found = sorted(most.items(), key=lambda item: -item[1][1])
-    for row, ((axis, where, operation, what, when), (count, size)) in enumerate(found):
+    ordered_rows = sorted(maxima.items(), key=lambda item: -item[1][1])
+    for row, ((axis, scope, operation, content, cadence), (count, size)) in enumerate(ordered_rows):
         top = y + 31 + 14 * row
         canvas.box(f"traffic {row}", x + 4, top + 3, 12, 4, fill=AXIS_COLOURS.get(axis, FAINT), line="none")
         place = x + 20
-        told = f"data {where} {members(plan, where)}" if where else axis_text(plan, axis)
-        cells = (told, operation, f"{what}, {when}" if when else what, f"{count:,}", byte_text(size))
+        axis_label = f"data {scope} {members(plan, scope)}" if scope else axis_text(plan, axis)
+        cells = (axis_label, operation, f"{content}, {cadence}" if cadence else content, f"{count:,}", byte_text(size))
         for column, (cell, (_, wide)) in enumerate(zip(cells, COLUMNS, strict=True)):
             align: Literal["l", "r"] = "r" if column > 2 else "l"
             canvas.write(f"traffic {row}.{column}", place, top, wide - 4, cell, size=9.5, align=align)
             place += wide
-    if not found:
+    if not ordered_rows:
         canvas.write("traffic none", x + 4, y + 31, 200, "nothing" if plan.ranks else "unknown", size=9.5)
-    return TRAFFIC_WIDTH, 31 + 14 * max(1, len(found))
+    return TRAFFIC_WIDTH, 31 + 14 * max(1, len(ordered_rows))
 
 
 def axes_table(canvas: Canvas, plan: PlanView, x: float, y: float) -> float:
@@ -129,12 +129,12 @@ def axes_table(canvas: Canvas, plan: PlanView, x: float, y: float) -> float:
     for row, axis in enumerate(axes):
         top, name = y + 19 + 27 * row, f"axis {axis.name}"
         size = axis_bytes(plan, axis.name)
-        apart = f"neighbours {plural(axis.stride, 'rank')} apart, {link_text(plan, axis)}"
-        moved = "" if size is None else f"{byte_text(size)} a rank"
+        stride_text = f"neighbours {plural(axis.stride, 'rank')} apart, {link_text(plan, axis)}"
+        bytes_text = "" if size is None else f"{byte_text(size)} a rank"
         canvas.box(name, x + 4, top + 3, 12, 4, fill=AXIS_COLOURS[axis.name], line="none")
         canvas.write(f"{name} name", x + 20, top, 90, f"{axis.name} x{axis.size}", size=9.5, bold=True)
-        canvas.write(f"{name} links", x + 110, top, 296, apart, size=9.5)
-        canvas.write(f"{name} bytes", x + TRAFFIC_WIDTH - 108, top, 104, moved, size=9.5, align="r")
+        canvas.write(f"{name} links", x + 110, top, 296, stride_text, size=9.5)
+        canvas.write(f"{name} bytes", x + TRAFFIC_WIDTH - 108, top, 104, bytes_text, size=9.5, align="r")
         canvas.write(f"{name} why", x + 110, top + 12, TRAFFIC_WIDTH - 110, WHY[axis.name], size=9, ink=FAINT)
     return 19 + 27 * len(axes)
 
@@ -146,5 +146,5 @@ def legend(canvas: Canvas, plan: PlanView, x: float, y: float, width: float) -> 
         canvas.write("unknown", x, y, 400, "memory and traffic: unknown, the network was not traced", size=10)
         return
     wide, high = memory_table(canvas, plan, x, y)
-    beside = wide + 30 + TRAFFIC_WIDTH <= width
-    traffic_table(canvas, plan, x + wide + 30 if beside else x, y if beside else y + high + 16)
+    is_beside = wide + 30 + TRAFFIC_WIDTH <= width
+    traffic_table(canvas, plan, x + wide + 30 if is_beside else x, y if is_beside else y + high + 16)

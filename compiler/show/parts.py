@@ -27,24 +27,24 @@ def operation_text(traffic: TrafficNode) -> str:
     return f"{WORDS.get(traffic.operation, traffic.operation)} {traffic.what}, {byte_text(traffic.bytes)}"
 
 
-def things_text(found: Sequence[TrafficNode]) -> str:
+def things_text(traffic: Sequence[TrafficNode]) -> str:
     """Names the contents: `activations and gradients`."""
-    return " and ".join(dict.fromkeys(t.what for t in found))
+    return " and ".join(dict.fromkeys(t.what for t in traffic))
 
 
-def summed_text(found: Sequence[TrafficNode]) -> str:
+def summed_text(traffic: Sequence[TrafficNode]) -> str:
     """Formats a sum: `activations, 3 GiB`; of several contents `3 GiB in 12 operations`."""
-    size = byte_text(sum(t.bytes for t in found))
-    things = {t.what for t in found}
-    return f"{things.pop()}, {size}" if len(things) == 1 else f"{size} in {sum(t.count for t in found):,} operations"
+    size = byte_text(sum(t.bytes for t in traffic))
+    things = {t.what for t in traffic}
+    return f"{things.pop()}, {size}" if len(things) == 1 else f"{size} in {sum(t.count for t in traffic):,} operations"
 
 
-def exchange_lines(found: Sequence[TrafficNode]) -> list[str]:
+def exchange_lines(traffic: Sequence[TrafficNode]) -> list[str]:
     """Returns a line for each exchange, or for each kind of operation if there are many."""
-    if len(found) <= 2:
-        return [operation_text(t) for t in found]
-    kinds = dict.fromkeys(t.operation for t in found)
-    return [f"{WORDS.get(kind, kind)} {summed_text([t for t in found if t.operation == kind])}" for kind in kinds]
+    if len(traffic) <= 2:
+        return [operation_text(t) for t in traffic]
+    kinds = dict.fromkeys(t.operation for t in traffic)
+    return [f"{WORDS.get(kind, kind)} {summed_text([t for t in traffic if t.operation == kind])}" for kind in kinds]
 
 
 def memory_bar(canvas: Canvas, plan: PlanView, name: str, x: float, y: float, w: float, node: RankNode | None) -> None:
@@ -53,9 +53,9 @@ def memory_bar(canvas: Canvas, plan: PlanView, name: str, x: float, y: float, w:
         canvas.write(f"{name} memory", x, y, w, "memory unknown", size=9, ink=FAINT)
         return
     limit = limit_of(plan)
-    whole = limit or max(other.memory.peak for other in plan.ranks)
-    whole = max(1, whole, node.memory.peak)
-    shares = [(MEMORY_COLOURS[kind], getattr(node.memory, kind) / whole) for kind in KINDS]
+    full_bytes = limit or max(rank_node.memory.peak for rank_node in plan.ranks)
+    full_bytes = max(1, full_bytes, node.memory.peak)
+    shares = [(MEMORY_COLOURS[kind], getattr(node.memory, kind) / full_bytes) for kind in KINDS]
     tip = ", ".join(f"{kind} {byte_text(getattr(node.memory, kind))}" for kind in KINDS)
     canvas.bar(f"{name} bar", x, y, w, 9, shares, tip)
     peak = node.memory.peak
@@ -67,24 +67,31 @@ def memory_bar(canvas: Canvas, plan: PlanView, name: str, x: float, y: float, w:
     canvas.write(f"{name} memory", x, y + 11, w, text, size=9)
 
 
-def stage_lines(plan: PlanView, node: RankNode | None, most: int) -> list[str]:
+def stage_lines(plan: PlanView, node: RankNode | None, limit: int) -> list[str]:
     if node is None:
         return ["layers unknown"]
     stages = stages_of(plan, node)
     if len(plan.stages) == 1:
         return [stage_layers(plan, stages[0])]
-    lines = [f"stage {s.index}: {stage_layers(plan, s)}" for s in stages[:most]]
-    return lines if len(stages) <= most else [*lines[:-1], f"and {plural(len(stages) - most + 1, 'stage')} more"]
+    lines = [f"stage {s.index}: {stage_layers(plan, s)}" for s in stages[:limit]]
+    return lines if len(stages) <= limit else [*lines[:-1], f"and {plural(len(stages) - limit + 1, 'stage')} more"]
 
 
 def source_box(canvas: Canvas, plan: PlanView, y: float, width: float) -> str:
     """Draws the source of the samples."""
     data = plan.data
-    short = f"{number_text(data.train)} samples, {data.order}"
+    source_text = f"{number_text(data.train)} samples, {data.order}"
     if data.stream is not None:
-        short = f"a stream of {plural(data.stream.shards, 'shard')}, {'shuffled' if data.shuffle else 'in order'}"
-    told = (f"{data.source}: {short}; {data.batch:,} in each batch", f"{data.source}: {short}", short)
-    text = next((each for each in told if fitted(each, width - 16, 10) == each), fitted(short, width - 16, 10))
+        source_text = f"a stream of {plural(data.stream.shards, 'shard')}, {'shuffled' if data.shuffle else 'in order'}"
+    variants = (
+        f"{data.source}: {source_text}; {data.batch:,} in each batch",
+        f"{data.source}: {source_text}",
+        source_text,
+    )
+    text = next(
+        (variant for variant in variants if fitted(variant, width - 16, 10) == variant),
+        fitted(source_text, width - 16, 10),
+    )
     return canvas.box(
         "source",
         0,

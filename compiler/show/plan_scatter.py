@@ -63,20 +63,20 @@ def draw_plans(title: str, points: Sequence[PlanPoint]) -> str:
         canvas.write(f"y{n}", 0, height, LEFT - 8, byte_text(sizes.value(share)), align="r")
     canvas.write("time", LEFT, TOP + HEIGHT + 22, WIDTH, "time of a step", align="c", ink=FAINT)
     canvas.write("memory", 0, TOP - 16, LEFT + 60, "memory of a device", ink=FAINT)
-    others = [point for point in points if not point.rank]
+    dominated = [point for point in points if not point.rank]
     front = sorted((point for point in points if point.rank), key=lambda point: (point.time, point.memory))
-    drawn = [*others[:: max(1, -(-len(others) // MOST_POINTS))], *front]
+    points_drawn = [*dominated[:: max(1, -(-len(dominated) // MOST_POINTS))], *front]
     names: dict[int, str] = {}
     places: dict[int, tuple[float, float]] = {}
-    for n, point in enumerate(drawn):
+    for n, point in enumerate(points_drawn):
         x, y = LEFT + times.place(point.time), TOP + HEIGHT - sizes.place(max(1, point.memory))
         colour = {"chosen": RED, "front": BLUE}.get(point.rank, SKY if point.fits else GREY)
-        half = 5 if point.rank == "chosen" else 3.5 if point.rank else 2
+        radius = 5 if point.rank == "chosen" else 3.5 if point.rank else 2
         tip = f"{point.text}: {time_text(point.time)}, {byte_text(point.memory)}"
         places[id(point)] = (x, y)
-        box = canvas.box(f"p{n}", x - half, y - half, 2 * half, 2 * half, fill=colour, line=colour, tip=tip)
+        box = canvas.box(f"p{n}", x - radius, y - radius, 2 * radius, 2 * radius, fill=colour, line=colour, tip=tip)
         names[id(point)] = box
-    lowest = [point for n, point in enumerate(front) if all(point.memory < other.memory for other in front[:n])]
+    lowest = [point for n, point in enumerate(front) if all(point.memory < faster.memory for faster in front[:n])]
     for a, b in pairwise(lowest):
         canvas.line(names[id(a)], names[id(b)], [places[id(a)], places[id(b)]], colour=BLUE, pen=0.8)
     for point in front:

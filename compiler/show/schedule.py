@@ -75,32 +75,34 @@ class HeldActivations(Record):
 def draw_schedule(plan: PlanView) -> str:
     """Returns the picture as DOT text."""
     canvas = Canvas(plan.job)
-    work = _pipeline_rows(plan) if plan.schedule else [_one_row(plan)]
-    held = [_held_activations(plan, row) for row in work]
-    most = max((span.bytes for spans in held for span in spans), default=0)
+    work = pass_rows(plan)
+    activations = [_held_activations(plan, row) for row in work]
+    peak_bytes = max((span.bytes for spans in activations for span in spans), default=0)
     busy_until = max((row[-1].end for row in work if row), default=1.0)
-    rows = [row + _end(plan, p, row[-1].end) for p, row in enumerate(work)]
+    rows = [row + end_boxes(plan, p, row[-1].end) for p, row in enumerate(work)]
     lengths = sorted(p.end - p.start for row in rows for p in row if p.end > p.start)
     total = max((row[-1].end for row in rows if row), default=1.0)
-    short = max(map(len, rows)) <= PIECES
-    scale = WIDTH / total if short else max(WIDTH / total, LEAST / lengths[len(lengths) // 4])
+    is_short = max(map(len, rows)) <= PIECES
+    scale = WIDTH / total if is_short else max(WIDTH / total, LEAST / lengths[len(lengths) // 4])
     window = _Window(total=total, scale=scale)
-    shown = _visible_rows(len(rows))
+    visible_rows = _visible_rows(len(rows))
     y: float = HEADING + 34
     canvas.write("caption", 0, HEADING + 6, LABEL + WIDTH, _caption(plan), size=10.5)
-    for place, number in enumerate(shown):
+    for place, number in enumerate(visible_rows):
         top = y + place * PITCH
         if number is None:
-            canvas.write("more rows", 0, top + 16, 200, f"… {len(rows) - len(shown) + 1} more", size=10, ink=FAINT)
+            canvas.write(
+                "more rows", 0, top + 16, 200, f"… {len(rows) - len(visible_rows) + 1} more", size=10, ink=FAINT
+            )
             continue
         _draw_row(canvas, plan, number, rows[number], top, window)
-        _draw_held(canvas, number, held[number], most, top + ROW + 2, window)
+        _draw_held(canvas, number, activations[number], peak_bytes, top + ROW + 2, window)
         idle = 1 - sum(piece.end - piece.start for piece in work[number]) / busy_until
-        _draw_end(canvas, number, idle, held[number], LABEL + window.width + 8, top)
-    y += len(shown) * PITCH
-    passed = f"{time_text(total)}{bound_text(plan)}" if _timed(plan) else "time"
-    canvas.write("time", LABEL, y, window.width, passed, size=9.5, align="r", ink=FAINT)
-    _legend(canvas, rows, most, y + 18, timed=_timed(plan) is not None)
+        _draw_end(canvas, number, idle, activations[number], LABEL + window.width + 8, top)
+    y += len(visible_rows) * PITCH
+    time_label = f"{time_text(total)}{bound_text(plan)}" if known_times(plan) else "time"
+    canvas.write("time", LABEL, y, window.width, time_label, size=9.5, align="r", ink=FAINT)
+    _legend(canvas, rows, peak_bytes, y + 18, is_timed=known_times(plan) is not None)
     heading(canvas, plan, LABEL + window.width + BESIDE)
     return canvas.text()
 
@@ -127,13 +129,13 @@ class _Window(Record):
         left, right = start * self.scale, end * self.scale
         if self.fits_width:
             return [(left, right)]
-        half, back = (WIDTH - self.GAP) / 2, self.total * self.scale - WIDTH
-        found = []
-        if left < half:
-            found.append((left, min(right, half)))
-        if right - back > half + self.GAP:
-            found.append((max(left - back, half + self.GAP), right - back))
-        return found
+        half_width, cut_width = (WIDTH - self.GAP) / 2, self.total * self.scale - WIDTH
+        intervals = []
+        if left < half_width:
+            intervals.append((left, min(right, half_width)))
+        if right - cut_width > half_width + self.GAP:
+            intervals.append((max(left - cut_width, half_width + self.GAP), right - cut_width))
+        return intervals
 
 
 def _visible_rows(rows: int) -> list[int | None]:
@@ -150,7 +152,12 @@ def _caption(plan: PlanView) -> str:
     return f"{pieces} of {plan.data.microbatch}, one after another, no bubble"
 
 
-def _timed(plan: PlanView) -> Estimate | None:
+def pass_rows(plan: PlanView) -> list[list[ScheduleBox]]:
+    """Returns the passes of a step at each pipeline coordinate."""
+    return _pipeline_rows(plan) if plan.schedule else [_one_row(plan)]
+
+
+def known_times(plan: PlanView) -> Estimate | None:
     """Returns the predicted times of a step; None where there are none, and lengths are by FLOPs."""
     return plan.step if plan.step_time is not None else None
 
@@ -166,23 +173,25 @@ def _pipeline_rows(plan: PlanView) -> list[list[ScheduleBox]]:
 
 def _stage_times(plan: PlanView) -> tuple[list[float], list[float], float]:
     """Returns each stage's time of a micro-batch, forward and backward, and that of a message."""
-    step = _timed(plan)
+    step = known_times(plan)
     if step is not None:
         return [stage.forward for stage in step.stages], [stage.backward for stage in step.stages], step.message
     mean = sum(stage.flops for stage in plan.stages) / 3 / len(plan.stages)
     forward = [stage.flops / 3 / mean if mean else 1.0 for stage in plan.stages]
-    return forward, [2 * each for each in forward], 0.0
+    return forward, [2 * seconds for seconds in forward], 0.0
 
 
 def _one_row(plan: PlanView) -> list[ScheduleBox]:
-    count, step = plan.data.microbatches, _timed(plan)
-    ahead = range(count if plan.data.ahead else 0)
+    count, step = plan.data.microbatches, known_times(plan)
+    early_forwards = range(count if plan.data.ahead else 0)
     forward, backward = (step.stages[0].forward, step.stages[0].backward) if step else (1.0, 2.0)
     if step and plan.data.ahead:
         forward /= 2  # the times of a stage hold both of its forward passes
-    row = [ScheduleBox(kind="E", stage=0, text=str(m), start=m * forward, end=(m + 1) * forward) for m in ahead]
+    row = [
+        ScheduleBox(kind="E", stage=0, text=str(m), start=m * forward, end=(m + 1) * forward) for m in early_forwards
+    ]
     for m in range(count):
-        start = len(ahead) * forward + m * (forward + backward)
+        start = len(early_forwards) * forward + m * (forward + backward)
         row.append(ScheduleBox(kind="F", stage=0, text=str(m), start=start, end=start + forward))
         row.append(ScheduleBox(kind="B", stage=0, text=str(m), start=start + forward, end=start + forward + backward))
     return row
@@ -190,31 +199,33 @@ def _one_row(plan: PlanView) -> list[ScheduleBox]:
 
 def _held_activations(plan: PlanView, row: list[ScheduleBox]) -> list[HeldActivations]:
     """Returns the activations of a rank from moment to moment, to the end of its row."""
-    kept = [stage.kept for stage in plan.stages] or [0]
+    stage_bytes = [stage.kept for stage in plan.stages] or [0]
     changes = []
     for piece in row:
         if piece.kind == "F":
-            changes.append((piece.start, 1, kept[piece.stage]))
+            changes.append((piece.start, 1, stage_bytes[piece.stage]))
         elif piece.kind in ("B", "W"):
-            changes.append((piece.end, -1, -kept[piece.stage]))
-    found: list[HeldActivations] = []
+            changes.append((piece.end, -1, -stage_bytes[piece.stage]))
+    spans: list[HeldActivations] = []
     pieces, size = 0, 0
-    for (start, more, added), (end, _, _) in itertools.pairwise(sorted(changes, key=lambda change: change[:2])):
-        pieces, size = pieces + more, size + added
+    for (start, piece_change, size_change), (end, _, _) in itertools.pairwise(
+        sorted(changes, key=lambda change: change[:2])
+    ):
+        pieces, size = pieces + piece_change, size + size_change
         if end > start:
-            found.append(HeldActivations(start=start, end=end, pieces=pieces, bytes=size))
-    return found
+            spans.append(HeldActivations(start=start, end=end, pieces=pieces, bytes=size))
+    return spans
 
 
-def _end(plan: PlanView, pipeline: int, start: float) -> list[ScheduleBox]:
+def end_boxes(plan: PlanView, pipeline: int, start: float) -> list[ScheduleBox]:
     """Returns the boxes after the last backward: of a predicted length, or of a fixed one."""
-    node, step = next((n for n in plan.ranks if n.pipeline == pipeline), None), _timed(plan)
+    node, step = next((n for n in plan.ranks if n.pipeline == pipeline), None), known_times(plan)
     size = sum(t.bytes for t in node.traffic if t.axis == "data") if node else 0
-    exposed, update = (step.ends[pipeline].exposed, step.ends[pipeline].update) if step else (2.5, 2.5)
+    exposed_time, update = (step.ends[pipeline].exposed, step.ends[pipeline].update) if step else (2.5, 2.5)
     boxes = []
-    if size and exposed:
-        boxes.append(ScheduleBox(kind="exchange", stage=0, text=byte_text(size), start=start, end=start + exposed))
-        start += exposed
+    if size and exposed_time:
+        boxes.append(ScheduleBox(kind="exchange", stage=0, text=byte_text(size), start=start, end=start + exposed_time))
+        start += exposed_time
     if update:
         boxes.append(ScheduleBox(kind="update", stage=0, text="update", start=start, end=start + update))
         start += update
@@ -224,17 +235,17 @@ def _end(plan: PlanView, pipeline: int, start: float) -> list[ScheduleBox]:
 
 
 def _draw_row(canvas: Canvas, plan: PlanView, number: int, row: list[ScheduleBox], y: float, window: _Window) -> None:
-    each = plan.world_size // axis_of(plan, "pipeline").size
-    first, last = number * each, (number + 1) * each - 1
+    ranks_per_row = plan.world_size // axis_of(plan, "pipeline").size
+    first_rank, last_rank = number * ranks_per_row, (number + 1) * ranks_per_row - 1
     name = f"pipeline {number}" if plan.schedule else "each rank"
     canvas.write(f"row {number} name", 0, y, LABEL - 4, name, size=10.5, bold=True)
-    ranks = f"rank{'s' if first != last else ''} {span_text(first, last)}"
+    ranks = f"rank{'s' if first_rank != last_rank else ''} {span_text(first_rank, last_rank)}"
     canvas.write(f"row {number} ranks", 0, y + 13, LABEL - 4, ranks, size=9, ink=FAINT)
     canvas.box(f"row {number}", LABEL, y, window.width, ROW, line="#cccccc")
-    node = class_of(plan, first)
-    own = {stage: n for n, stage in enumerate(node.stages)} if node else {}
+    node = class_of(plan, first_rank)
+    stage_colours = {stage: n for n, stage in enumerate(node.stages)} if node else {}
     for n, piece in enumerate(row):
-        colour = COLOURS[piece.kind][min(1, own.get(piece.stage, 0))]
+        colour = COLOURS[piece.kind][min(1, stage_colours.get(piece.stage, 0))]
         tip = (
             f"{NAMES[piece.kind]}, stage {piece.stage}, micro-batch {piece.text}" if piece.kind in NAMES else piece.kind
         )
@@ -249,11 +260,13 @@ def _draw_row(canvas: Canvas, plan: PlanView, number: int, row: list[ScheduleBox
         canvas.box(f"row {number} gap", middle, y - 1, window.GAP, ROW + 2, "…", line="#ffffff", size=14, ink=FAINT)
 
 
-def _draw_held(canvas: Canvas, number: int, spans: list[HeldActivations], most: int, y: float, window: _Window) -> None:
+def _draw_held(
+    canvas: Canvas, number: int, spans: list[HeldActivations], peak_bytes: int, y: float, window: _Window
+) -> None:
     """Draws the strip under a row, as high as the bytes held."""
     canvas.box(f"held {number}", LABEL, y + STRIP - 0.5, window.width, 0.5, fill=GREY, line="none")
     for n, span in enumerate(spans):
-        high = STRIP * span.bytes / most if most else 0.0
+        high = STRIP * span.bytes / peak_bytes if peak_bytes else 0.0
         if high < 0.05:
             continue
         tip = f"holds {span.pieces}: {byte_text(span.bytes)}"
@@ -272,10 +285,10 @@ def _draw_end(canvas: Canvas, number: int, idle: float, spans: list[HeldActivati
         canvas.write(f"row {number} holds", x, y + ROW + 4, BESIDE - 8, text, size=9.5)
 
 
-def _legend(canvas: Canvas, rows: list[list[ScheduleBox]], most: int, y: float, timed: bool) -> None:
+def _legend(canvas: Canvas, rows: list[list[ScheduleBox]], peak_bytes: int, y: float, is_timed: bool) -> None:
     kinds = {piece.kind for row in rows for piece in row}
     split = "I" in kinds
-    scale = "" if timed else " (not to scale)"
+    scale = "" if is_timed else " (not to scale)"
     names = NAMES | {
         "exchange": f"exchange of gradients{scale}",
         "update": f"update{scale}",
@@ -289,9 +302,9 @@ def _legend(canvas: Canvas, rows: list[list[ScheduleBox]], most: int, y: float, 
         canvas.box(f"key {kind}", x, y + 1, 10, 10, fill=COLOURS[kind][0], line="none")
         canvas.write(f"key {kind} name", x + 15, y, 6.2 * len(text), text, size=9.5)
         x += 34 + 5.6 * len(text)
-    if most:
+    if peak_bytes:
         canvas.box("key held", LABEL, y + 17, 10, 10, fill=MEMORY_COLOURS["activations"], line="none")
-        text = f"activations held for the backward pass; a full strip is {byte_text(most)}"
+        text = f"activations held for the backward pass; a full strip is {byte_text(peak_bytes)}"
         canvas.write("key held name", LABEL + 15, y + 16, 6.2 * len(text), text, size=9.5)
     if any(piece.stage >= len(rows) for row in rows for piece in row):
         canvas.write("key later", LABEL, y + 32, 400, "paler: a rank's later stages", size=9.5, ink=FAINT)

@@ -36,16 +36,16 @@ class Folded:
         self.canvas, self.plan = canvas, plan
         self.count = axis_of(plan, "pipeline").size
         self.each = plan.world_size // self.count
-        most = max((len(stage_lines(plan, n, 3)) for n in plan.ranks), default=1)
+        stage_line_count = max((len(stage_lines(plan, n, 3)) for n in plan.ranks), default=1)
         chips = max((len(self._chips(n)) for n in plan.ranks), default=0)
-        self.high = max(72 + 12.5 * most, chips * 27 + 4)
+        self.high = max(72 + 12.5 * stage_line_count, chips * 27 + 4)
 
     def draw(self) -> Extent:
         y: float = HEADING + 10
         source_box(self.canvas, self.plan, y, self.WIDE + 12)
         self._samples(y + 24)
         y += 24 + 66
-        before = "share"
+        name_above = "share"
         for p in self._visible_pipelines():
             if p is None:
                 name = self.canvas.write("more", 40, y, self.WIDE, self._elision_text(), size=11, ink="#555555")
@@ -53,9 +53,9 @@ class Folded:
             else:
                 name = self._row(p, y)
                 y += self.high + 48
-            if before != "share":
-                self._arrow(before, name, p, y - (34 if p is None else self.high + 48))
-            before = name
+            if name_above != "share":
+                self._arrow(name_above, name, p, y - (34 if p is None else self.high + 48))
+            name_above = name
         return Extent(width=self.WIDE + 54 + CHIP, height=y - 26)
 
     def _visible_pipelines(self) -> Sequence[int | None]:
@@ -91,20 +91,26 @@ class Folded:
         """Draws the ranks at one pipeline coordinate; two edges behind the box show that it stands for many."""
         canvas, plan = self.canvas, self.plan
         node = next((n for n in plan.ranks if n.pipeline == p), None)
-        first, last = p * self.each, (p + 1) * self.each - 1
+        first_rank, last_rank = p * self.each, (p + 1) * self.each - 1
         name = f"pipeline {p}"
         for n in (2, 1):
             canvas.box(f"{name} behind {n}", 5 * n, y + 5 * n, self.WIDE, self.high, line=GREY, style="filled,rounded")
         canvas.box(name, 0, y, self.WIDE, self.high, style="filled,rounded", line="#777777")
         canvas.write(
-            f"{name} name", 9, y + 5, 210, f"ranks {span_text(first, last)}, x{self.each:,}", size=12, bold=True
+            f"{name} name",
+            9,
+            y + 5,
+            210,
+            f"ranks {span_text(first_rank, last_rank)}, x{self.each:,}",
+            size=12,
+            bold=True,
         )
         processes = plan.topology.processes
-        nodes = range(first // processes, last // processes + 1)
-        where = f"node{'s' if len(nodes) > 1 else ''} {span_text(nodes[0], nodes[-1])}"
-        canvas.write(f"{name} where", 220, y + 7, self.WIDE - 229, where, size=9.5, align="r", ink=FAINT)
-        within = mesh_text(plan, without="pipeline")
-        lines = [(f"pipeline {p}: " if self.count > 1 else "") + within, *stage_lines(plan, node, 3)]
+        nodes = range(first_rank // processes, last_rank // processes + 1)
+        nodes_text = f"node{'s' if len(nodes) > 1 else ''} {span_text(nodes[0], nodes[-1])}"
+        canvas.write(f"{name} where", 220, y + 7, self.WIDE - 229, nodes_text, size=9.5, align="r", ink=FAINT)
+        mesh_label = mesh_text(plan, omitted_axis="pipeline")
+        lines = [(f"pipeline {p}: " if self.count > 1 else "") + mesh_label, *stage_lines(plan, node, 3)]
         canvas.write(f"{name} holds", 9, y + 23, self.WIDE - 18, "\n".join(lines), size=10)
         memory_bar(canvas, plan, name, 10, y + self.high - 31, self.WIDE - 20, node)
         self._chip_boxes(name, node, y)
@@ -112,24 +118,27 @@ class Folded:
 
     def _chips(self, node: RankNode | None) -> list[tuple[str, str]]:
         """Returns the chips by axis; for replicas, exchanges within one and across them apart."""
-        found = []
+        chips = []
         for axis in ("data", "context", "tensor"):
-            moved = exchanged(node, axis)
-            for where in ("", "within", "across"):
-                some = [t for t in moved if reach(self.plan, t) == where]
-                if some and node is not None:
-                    said, end = self._between_whom(axis, where, node.first)
-                    found += [(axis, f"{said}: {line}{end}") for line in exchange_lines(some)]
-        return found
+            traffic = exchanged(node, axis)
+            for scope in ("", "within", "across"):
+                scope_traffic = [t for t in traffic if reach(self.plan, t) == scope]
+                if scope_traffic and node is not None:
+                    scope_text, end = self._between_whom(axis, scope, node.first)
+                    chips += [(axis, f"{scope_text}: {line}{end}") for line in exchange_lines(scope_traffic)]
+        return chips
 
-    def _between_whom(self, axis: str, where: str, rank: int) -> tuple[str, str]:
+    def _between_whom(self, axis: str, scope: str, rank: int) -> tuple[str, str]:
         """Returns the text before an exchange and after it: its ranks, and its links."""
-        if not where:
-            apart = axis_of(self.plan, axis).between_nodes
-            return axis_text(self.plan, axis), ", between nodes" if apart else ""
-        some = exchange_groups(self.plan, rank, where)[0]
-        apart = len({each // self.plan.topology.processes for each in some}) > 1
-        return f"{where} {members(self.plan, where)} ranks ({ranks_text(some)}; …)", ", between nodes" if apart else ""
+        if not scope:
+            spans_nodes = axis_of(self.plan, axis).between_nodes
+            return axis_text(self.plan, axis), ", between nodes" if spans_nodes else ""
+        ranks = exchange_groups(self.plan, rank, scope)[0]
+        spans_nodes = len({member // self.plan.topology.processes for member in ranks}) > 1
+        return (
+            f"{scope} {members(self.plan, scope)} ranks ({ranks_text(ranks)}; …)",
+            ", between nodes" if spans_nodes else "",
+        )
 
     def _chip_boxes(self, name: str, node: RankNode | None, y: float) -> None:
         """Draws the exchanges among the ranks of the box."""
@@ -140,12 +149,12 @@ class Folded:
             middle = top + 11
             self.canvas.line(name, f"{name} {axis} {n}", [(self.WIDE, middle), (left, middle)], colour=colour, pen=2)
 
-    def _arrow(self, before: str, name: str, p: int | None, y: float) -> None:
-        above = y - (16 if before == "more" else 48 - 10)
+    def _arrow(self, name_above: str, name: str, p: int | None, y: float) -> None:
+        start_y = y - (16 if name_above == "more" else 48 - 10)
         middle = 60.0
-        self.canvas.line(before, name, [(middle, above), (middle, y)], arrow=True, back=True, pen=1.6)
+        self.canvas.line(name_above, name, [(middle, start_y), (middle, y)], arrow=True, tip_at_start=True, pen=1.6)
         node = next((n for n in self.plan.ranks if n.pipeline == (p or 0) - 1), None)
-        sent = exchanged(node, "pipeline")
-        if sent and before != "more":
-            text = f"{things_text(sent)}, {byte_text(sum(t.bytes for t in sent))} a rank"
-            self.canvas.write(f"{name} sent", middle + 10, (above + y) / 2 - 6, 300, text, size=9.5)
+        transfers = exchanged(node, "pipeline")
+        if transfers and name_above != "more":
+            text = f"{things_text(transfers)}, {byte_text(sum(t.bytes for t in transfers))} a rank"
+            self.canvas.write(f"{name} sent", middle + 10, (start_y + y) / 2 - 6, 300, text, size=9.5)

@@ -1,11 +1,13 @@
 """Makes the fixes of diagnostics in the text of a job.
 
+    find_fixed_source(fix, span, main)  the file that the fix changes: the job itself, or one that it imports
     apply_fix(text, name, fix)      the new text, or None if the fix cannot be made in this text
     text_edits(old, new)            the same as replacements of ranges, for an editor
 
 Comments and the layout of everything else stay. A text that has the layout of `dslc fmt` has it afterwards as well.
 
-Limits: a call is changed where it is written, so that an argument of a call in an imported file is not set here.
+A call is changed where it is written, also in an imported file. A field is changed in the job if the job states it,
+and otherwise in the imported file where the mistake is.
 """
 
 from __future__ import annotations
@@ -34,6 +36,35 @@ class TextEdit(Record):
     start: int
     end: int
     text: str
+
+
+def find_fixed_source(fix: Fix, span: Span | None, main: Source) -> Source | None:
+    """Returns the file that a fix of the mistake at `span` changes: `main`, or one that it imports. None if the fix has
+    places in several files, or in a setting of the command line.
+    """
+    places = {place.source.name: place.source for edit in fix.edits if (place := edit.place) is not None}
+    if len(places) > 1:
+        return None
+    other = next(iter(places.values()), span.source if span is not None else main)
+    if other.name == main.name:
+        return main
+    if other.name.startswith("<"):  # the name of a setting
+        return main if not places else None
+    paths = [edit.path for edit in fix.edits if edit.place is None]
+    is_there = not places and (any(_states(main.text, path) for path in paths) or not all(
+        _states(other.text, path) for path in paths))  # fmt: skip
+    return main if is_there else other
+
+
+def _states(text: str, path: str) -> bool:
+    """True if a text has the param, the block or the field of a path."""
+    document = _parse(text)
+    name, _, field = path.partition(".")
+    if document is None:
+        return False
+    if field:
+        return _entry(document, name, field.partition(".")[0]) is not None
+    return any(getattr(statement, "name", None) == name for statement in document.statements)
 
 
 def apply_fix(text: str, name: str, fix: Fix) -> str | None:

@@ -1,4 +1,7 @@
-"""Inlay hints: the shape after each layer, the batch of a rank, and memory and time beside `devices`."""
+"""Inlay hints: the shape after each layer, the batch of a rank, and memory and time beside `devices`.
+
+VS Code cuts hints after 43 characters of a line.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def hints(snapshot: Snapshot, figures: JobFigures | None) -> list[Hint]:
             end = snapshot.tokens[at + 1].token.end if at + 1 < len(snapshot.tokens) else token.end
             found += [Hint(offset=end, label=label, tooltip=rank_text(figures))] if label else []
         elif role == "field" and (scope.block, scope.path, token.text) == ("data", (), "batch") and figures.batch:
-            label = f"{figures.batch} a rank, in micro-batches of {figures.microbatch}"
+            label = f"{figures.batch} a rank, {figures.microbatch} at a time"
             found.append(Hint(offset=_line_end(snapshot, at), label=label, tooltip=rank_text(figures)))
     return sorted(found, key=lambda hint: hint.offset)
 

@@ -13,7 +13,7 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.editor.scopes import TOP_WORDS, Scope, ScopedToken, read_tokens, scope_tokens
 from dslc.dsl.meaning.load import LoadResult, load_text
 from dslc.dsl.record import Record, record
-from dslc.dsl.source import Source
+from dslc.dsl.source import Source, Span
 from dslc.dsl.syntax import tree
 from dslc.dsl.syntax.mistakes import Token
 from dslc.dsl.syntax.parser import parse
@@ -65,6 +65,17 @@ class Snapshot:
     @property
     def text(self) -> str:
         return self.source.text
+
+    def place_of(self, span: Span) -> Span | None:
+        """Returns where this text shows a span: one that lies in an imported file is shown at its import, or at the
+        first import where another file imports it.
+        """
+        if span.source.name == self.path:
+            return span
+        imports = [region for region in self.regions if region.name.startswith("import ")]
+        named = [region for region in imports if os.path.basename(span.source.name) in region.text]
+        region = next(iter(named or imports), None)
+        return Span(self.source, region.start, region.end) if region else None
 
     def repaired(self) -> str:
         """Returns the text with each broken statement as it last was."""

@@ -308,6 +308,13 @@ class TrainSpec(Block):
         "what happens if the loss of a step is not finite: training ends, the update is skipped, or nothing",
         default="stop",
     )
+    check_replicas: Quantity | None = arg(
+        measure("steps", "epochs", above=0),
+        "how often ranks compare their copies of the parameters bit by bit; a rank that differs is named, and with "
+        "`launch.restarts` the run goes back to the last checkpoint",
+        default=None,
+        shown="none",
+    )
     seed: int = arg(Int(min=0, max=2**63 - 1), "determines everything random", default=0)
     compile: bool = arg(Bool(), "`torch.compile`", default=False)
     deterministic: bool = arg(Bool(), "the same plan gives the same bits", default=False)

@@ -66,11 +66,13 @@ def load(path: str, settings: Sequence[str] = ()) -> LoadResult:
     return _apply_settings(_file(path), settings)
 
 
-def load_each(path: str, settings: Sequence[str] = (), text: str | None = None) -> tuple[LoadResult, list[LoadResult]]:
+def load_each(
+    path: str, settings: Sequence[str] = (), text: str | None = None, imported: Mapping[str, str] | None = None
+) -> tuple[LoadResult, list[LoadResult]]:
     """Returns the job, and one job for each combination of its `sweep` (the job itself if there is none). A `text`
-    stands for that of the file, as an editor has it.
+    stands for that of the file, as an editor has it, and `imported` for those of imported files, by their real paths.
     """
-    read = _file(path, text)
+    read = _file(path, text, imported)
     loaded = _apply_settings(read, settings)
     if loaded.job is None or loaded.report.errors or not loaded.combinations:
         return loaded, [loaded]
@@ -107,15 +109,21 @@ class _SourceFiles(Record):
     texts: Mapping[str, str] = field(default_factory=dict)
 
 
-def _file(path: str, text: str | None = None) -> _SourceFiles:
+def _file(path: str, text: str | None = None, imported: Mapping[str, str] | None = None) -> _SourceFiles:
     full = os.path.abspath(os.path.expanduser(path))
     report = Report()
     source = Source(path, text) if text is not None else read_source(full, path, path, None, report)
-    return _SourceFiles(report=report) if source is None else _read_sources(source, full, report)
+    return _SourceFiles(report=report) if source is None else _read_sources(source, full, report, None, imported)
 
 
-def _read_sources(source: Source, full: str, report: Report, kept: Mapping[str, str] | None = None) -> _SourceFiles:
-    reader = _FileReader(report, kept)
+def _read_sources(
+    source: Source,
+    full: str,
+    report: Report,
+    kept: Mapping[str, str] | None = None,
+    imported: Mapping[str, str] | None = None,
+) -> _SourceFiles:
+    reader = _FileReader(report, kept, imported)
     document: tree.Document | None = None
     merged: Merged | None = None
     try:
@@ -165,10 +173,14 @@ def _apply_settings(read: _SourceFiles, settings: Sequence[str], folder: str = "
 class _FileReader:
     """Reads files and their imports, each once, in order of increasing precedence."""
 
-    def __init__(self, report: Report, kept: Mapping[str, str] | None = None) -> None:
-        """`kept` are the texts of all imports, by their names from the main file's folder; None: they are on disk."""
+    def __init__(
+        self, report: Report, kept: Mapping[str, str] | None = None, imported: Mapping[str, str] | None = None
+    ) -> None:
+        """`kept` are the texts of all imports, by their names from the main file's folder; None: they are on disk, but
+        for those in `imported`, by their real paths.
+        """
         self.report = report
-        self.kept = kept
+        self.kept, self.imported = kept, imported or {}
         self.texts: dict[str, str] = {}  # by the same names, the main file last
         self.documents: list[tree.Document] = []
         self.folders: dict[int, str] = {}
@@ -237,6 +249,8 @@ class _FileReader:
             name, left = os.path.normpath(shown), BYTES.most - self.bytes
             if self.kept is not None:
                 found = Source(name, self.kept[key])
+            elif real in self.imported:
+                found = Source(name, self.imported[real])
             else:
                 found = read_source(target, name, statement.path, statement.path_span, self.report, left)
         if found is None:

@@ -81,18 +81,18 @@ class Checkpoints:
         place: RankPlace,
         parts: TrainingComponents,
         run_dir: str,
-        beside: ExtraState | None = None,
+        extra: ExtraState | None = None,
         *,
-        again: bool = False,
-        tell: Callable[[str], object] = lambda text: None,
+        is_restart: bool = False,
+        notify: Callable[[str], object] = lambda text: None,
         rate: Callable[[int], float | None] = lambda step: None,
     ) -> None:
         self._rate = rate  # the learning rate after so many steps
-        self._tell_watcher = tell  # in words, on rank 0
+        self._tell_watcher = notify  # in words, on rank 0
         self._written: tuple[int, str] | None = None  # the step of the last one, and why it could not be written
         self._missed = 0  # the step of the one before, if that could not be written
         self._job, self._rank, self._step, self._run_dir = job, place.rank, job.checkpoint, run_dir
-        self._again = again
+        self._again = is_restart
         self.on = self._step.is_enabled
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
@@ -110,7 +110,7 @@ class Checkpoints:
             counts=job.optimizer.counts,
             group_state=job.optimizer.group_state,
             noise=noise_rank(job, place.rank),
-            beside=beside,
+            extra=extra,
         )
         self._fit = files.fit_of(job, self._state.shapes, sample_keys.digest_of(job.data))
         # A group of its own, so that a thread's messages never come between those of the training.
@@ -133,27 +133,27 @@ class Checkpoints:
             self._prepare_folder()
         if self._step.resume == "none" and not self._again:
             return Start()
-        own = self._again or self._step.resume == "auto"
-        asked = self._folder if own else checkpoint_folder(self._step.resume)
-        choice, found = self._choose(asked)
-        if own and choice.taken is None and self._step.resume not in ("none", "auto"):
-            own, asked = False, checkpoint_folder(self._step.resume)
-            choice, found = self._choose(asked)
-        taken = choice.taken
-        if taken is None and (not own or choice.whole):
-            raise CheckpointError(_none_to_take(choice, asked))
-        self._tell(choice, asked)
-        if taken is None or taken.manifest is None:
+        is_own_folder = self._again or self._step.resume == "auto"
+        folder = self._folder if is_own_folder else checkpoint_folder(self._step.resume)
+        choice, candidates = self._choose(folder)
+        if is_own_folder and choice.taken is None and self._step.resume not in ("none", "auto"):
+            is_own_folder, folder = False, checkpoint_folder(self._step.resume)
+            choice, candidates = self._choose(folder)
+        candidate = choice.taken
+        if candidate is None and (not is_own_folder or choice.whole):
+            raise CheckpointError(_none_to_take(choice, folder))
+        self._tell(choice, folder)
+        if candidate is None or candidate.manifest is None:
             return Start()
-        manifest = taken.manifest
-        self._keep(manifest.step, found, asked)
-        self._keep_best(taken.path, manifest)
-        self.newest = self._good = path_text(taken.path)
-        anew = self._state.load(taken.path, manifest, self._job.seed)
+        manifest = candidate.manifest
+        self._keep(manifest.step, candidates, folder)
+        self._keep_best(candidate.path, manifest)
+        self.newest = self._good = path_text(candidate.path)
+        anew = self._state.load(candidate.path, manifest, self._job.seed)
         if anew and self._rank == 0:
             kind = self._job.gradients.exchange.kind if self._job.gradients.exchange is not None else ""
-            why = "as the checkpoint, of other ranks or another exchange, has nothing of it"
-            note(self._run_dir, f"begins anew for `{kind}`, {why}: {', '.join(anew)}")
+            reason = "as the checkpoint, of other ranks or another exchange, has nothing of it"
+            note(self._run_dir, f"begins anew for `{kind}`, {reason}: {', '.join(anew)}")
         self._remove_older()  # a training killed after publishing may have left them
         return Start(
             step=manifest.step,
@@ -164,94 +164,100 @@ class Checkpoints:
         )
 
     def _choose(self, place: str) -> tuple[files.Choice, list[files.CheckpointCandidate]]:
-        found = self._of_rank_0([files.look(path) for path in files.checkpoints_in(place)] if self._rank == 0 else [])
-        return files.choose(found, self._fit, self._job.steps, self._damage), found
+        candidates = self._of_rank_0(
+            [files.look(path) for path in files.checkpoints_in(place)] if self._rank == 0 else []
+        )
+        return files.choose(candidates, self._fit, self._job.steps, self._damage), candidates
 
     def _prepare_folder(self) -> None:
         os.makedirs(self._folder, exist_ok=True)
-        other = files.foreign(self._folder, best=self._step.best is not None)
-        if other:
+        foreign = files.foreign(self._folder, best=self._step.best is not None)
+        if foreign:
             raise CheckpointError(
-                f"{other} holds something other than a checkpoint, and would be overwritten: move it away, or name "
+                f"{foreign} holds something other than a checkpoint, and would be overwritten: move it away, or name "
                 "another folder with `checkpoint.dir`"
             )
         files.clear_away(self._folder)
-        there = files.checkpoints_in(self._folder)
-        if there and self._step.resume == "none" and not self._again:
+        checkpoints = files.checkpoints_in(self._folder)
+        if checkpoints and self._step.resume == "none" and not self._again:
             raise CheckpointError(
-                f"{self._folder} holds checkpoints already ({os.path.basename(there[0])}): `checkpoint.resume = auto` "
-                "continues from them; otherwise name another folder, or remove them"
+                f"{self._folder} holds checkpoints already ({os.path.basename(checkpoints[0])}): "
+                "`checkpoint.resume = auto` continues from them; otherwise name another folder, or remove them"
             )
 
     def _damage(self, path: str, manifest: files.Manifest) -> list[str]:
-        own = files.damage(path, manifest, sorted(manifest.files)[self._rank :: self._job.world_size])
+        own_reasons = files.damage(path, manifest, sorted(manifest.files)[self._rank :: self._job.world_size])
         if self._group is None:
-            return own
-        of_all: list[list[str]] = [[]] * self._job.world_size
-        dist.all_gather_object(of_all, own, group=self._group)
-        return [reason for reasons in of_all for reason in reasons]
+            return own_reasons
+        rank_reasons: list[list[str]] = [[]] * self._job.world_size
+        dist.all_gather_object(rank_reasons, own_reasons, group=self._group)
+        return [reason for reasons in rank_reasons for reason in reasons]
 
-    def _keep(self, step: int, found: list[files.CheckpointCandidate], asked: str) -> None:
+    def _keep(self, step: int, candidates: list[files.CheckpointCandidate], folder: str) -> None:
         """Chooses the checkpoints that count as this training's own, which resumes from the checkpoint of `step`."""
         if self._rank != 0 or not self.on:
             return
-        if os.path.realpath(asked) != os.path.realpath(self._folder):
-            found = [files.look(path) for path in files.checkpoints_in(self._folder)]
-            newer = [each.path for each in found if each.manifest is not None and each.manifest.step > step]
+        if os.path.realpath(folder) != os.path.realpath(self._folder):
+            candidates = [files.look(path) for path in files.checkpoints_in(self._folder)]
+            newer = [
+                candidate.path
+                for candidate in candidates
+                if candidate.manifest is not None and candidate.manifest.step > step
+            ]
             if newer and not self._again:
                 raise CheckpointError(
                     f"{newer[0]} is newer than the step to resume from, {step}: `checkpoint.resume = auto` continues "
                     "from there; to start again from an older one, write into another folder (`--out`, "
                     "`checkpoint.dir`)"
                 )
-        for each in reversed(found):
-            manifest = each.manifest
+        for candidate in reversed(candidates):
+            manifest = candidate.manifest
             if manifest and manifest.step <= step and not files.misfits(manifest, self._fit, self._job.steps):
-                self._kept.append(each.path)
+                self._kept.append(candidate.path)
 
     def _keep_best(self, path: str, manifest: files.Manifest) -> None:
         """Keeps the best checkpoint so far, if it is of the job's goal and lies here, and lets the link name it."""
         if self._rank != 0 or not self.on:
             return
         goal, progress = self._step.best, manifest.goals.get(files.BEST)
-        same = goal and progress and (goal.metric, goal.highest) == (progress.metric, progress.highest)
-        here = os.path.realpath(os.path.dirname(path)) == os.path.realpath(self._folder)
-        name = name_of(progress.step) if same and here and progress else ""
-        self._best = next((each for each in self._kept if os.path.basename(each) == name), "")
+        is_same_goal = goal and progress and (goal.metric, goal.highest) == (progress.metric, progress.highest)
+        is_local = os.path.realpath(os.path.dirname(path)) == os.path.realpath(self._folder)
+        name = name_of(progress.step) if is_same_goal and is_local and progress else ""
+        self._best = next((checkpoint for checkpoint in self._kept if os.path.basename(checkpoint) == name), "")
         if self._best:
             files.point(self._folder, name)
         else:
             files.point_nowhere(self._folder)
 
-    def _tell(self, choice: files.Choice, asked: str) -> None:
+    def _tell(self, choice: files.Choice, folder: str) -> None:
         if self._rank != 0:
             return
-        for each in choice.passed_over:
-            note(self._run_dir, f"skipped {path_text(each.path)}: {each.reason}")
+        for candidate in choice.passed_over:
+            note(self._run_dir, f"skipped {path_text(candidate.path)}: {candidate.reason}")
         if choice.taken is not None and choice.taken.manifest is not None:
             manifest = choice.taken.manifest
             note(self._run_dir, f"resumes after step {manifest.step}, from {path_text(choice.taken.path)}")
             self._tell_of_rate(manifest)
         else:
-            note(self._run_dir, f"starts at the first step: no checkpoint to resume from in {path_text(asked)}")
+            note(self._run_dir, f"starts at the first step: no checkpoint to resume from in {path_text(folder)}")
 
     def _tell_of_rate(self, manifest: files.Manifest) -> None:
-        own, theirs = self._rate(manifest.step), manifest.next_rate
-        if own is None or theirs is None or math.isclose(own, theirs, rel_tol=1e-6, abs_tol=1e-12):
+        rate, stored_rate = self._rate(manifest.step), manifest.next_rate
+        if rate is None or stored_rate is None or math.isclose(rate, stored_rate, rel_tol=1e-6, abs_tol=1e-12):
             return
         steps = f", of {manifest.steps:,} steps where the job has {self._job.steps:,}"
         note(
             self._run_dir,
-            f"the learning rate of step {manifest.step + 1} is {own:.4g}, and was to be {theirs:.4g} in the training "
-            f"that wrote the checkpoint{steps if manifest.steps != self._job.steps else ''}",
+            f"the learning rate of step {manifest.step + 1} is {rate:.4g}, and was to be {stored_rate:.4g} in the "
+            f"training that wrote the checkpoint{steps if manifest.steps != self._job.steps else ''}",
         )
 
-    def _of_rank_0(self, found: list[files.CheckpointCandidate]) -> list[files.CheckpointCandidate]:
+    def _of_rank_0(self, candidates: list[files.CheckpointCandidate]) -> list[files.CheckpointCandidate]:
         if self._group is None:
-            return found
-        told = [to_json(found)]
-        dist.broadcast_object_list(told, src=0, group=self._group)
-        return [from_json(files.CheckpointCandidate, each) for each in told[0]]
+            return candidates
+        messages = [to_json(candidates)]
+        dist.broadcast_object_list(messages, src=0, group=self._group)
+        return [from_json(files.CheckpointCandidate, candidate) for candidate in messages[0]]
 
     # -------------------------------------------------------------------------------------------------- saving
 
@@ -260,10 +266,10 @@ class Checkpoints:
         """True if by this rank's clock a checkpoint is due. Rank 0's clock decides."""
         return self._step.seconds > 0 and time.monotonic() - self._last >= self._step.seconds
 
-    def due(self, step: int, asked: bool) -> bool:
-        """True if a checkpoint is due after `step`; `asked`: for a reason that all ranks know (rank 0's clock)."""
-        every = self._step.every
-        return self.on and (asked or step == self._job.steps or (every > 0 and step % every == 0))
+    def due(self, step: int, is_requested: bool) -> bool:
+        """True if a checkpoint is due after `step`; `is_requested`: all ranks know of a request (rank 0's clock)."""
+        period = self._step.every
+        return self.on and (is_requested or step == self._job.steps or (period > 0 and step % period == 0))
 
     def save(
         self, step: int, samples: int, seconds: float, goals: Mapping[str, files.Progress], stream: Marks | None = None
@@ -278,22 +284,22 @@ class Checkpoints:
         self._last = time.monotonic()
         self.stalls.append(self._last - began)
 
-    def _begin(self, at: Start) -> None:
-        step = at.step
+    def _begin(self, start: Start) -> None:
+        step = start.step
         self.newest = path_text(os.path.join(self._folder, name_of(step)))
         tensors = self._state.mine()
         manifest = files.Manifest(
             format=files.FORMAT,
             step=step,
-            samples=at.samples,
-            seconds=at.seconds,
+            samples=start.samples,
+            seconds=start.seconds,
             job=self._job.job,
             plan_hash=self._job.plan_hash,
             world_size=self._job.world_size,
             fit=self._fit,
             files={},
-            goals=at.goals,
-            stream=at.stream,
+            goals=start.goals,
+            stream=start.stream,
             steps=self._job.steps,
             next_rate=self._rate(step),
         )
@@ -310,9 +316,9 @@ class Checkpoints:
 
     def look(self) -> None:
         if self._failed is not None:
-            failed, self._failed = self._failed, None
+            error, self._failed = self._failed, None
             with mark_errors(self._step.line):
-                raise failed
+                raise error
 
     def finish(self) -> None:
         """Waits until the last checkpoint is published, or raises its failure."""
@@ -326,20 +332,20 @@ class Checkpoints:
         """Tells of a checkpoint that could not be written. Raises StorageError if it is the second in a row."""
         if self._written is None:
             return
-        (step, why), self._written = self._written, None
-        if not why:
+        (step, reason), self._written = self._written, None
+        if not reason:
             self._missed, self._good = 0, self.newest
             return
         self.newest = self._good
-        said = f"the checkpoint of step {step} could not be written: {why}"
+        message = f"the checkpoint of step {step} could not be written: {reason}"
         if self._missed:
             with mark_errors(self._step.line):
-                raise StorageError(f"{said}\nneither could the one of step {self._missed}")
+                raise StorageError(f"{message}\nneither could the one of step {self._missed}")
         self._missed = step
         if self._rank == 0:
-            last = f"the last is {self._good}" if self._good else "there is none yet"
+            last_text = f"the last is {self._good}" if self._good else "there is none yet"
             self._tell_watcher(
-                f"{said}; the training goes on, {last}. It ends if the next one cannot be written either"
+                f"{message}; the training goes on, {last_text}. It ends if the next one cannot be written either"
             )
 
     def _in_thread(self, tensors: State, manifest: files.Manifest) -> None:
@@ -354,46 +360,52 @@ class Checkpoints:
     def _write(self, tensors: State, manifest: files.Manifest) -> None:
         """Writes a checkpoint, and records whether that was possible, on all ranks alike. Raises what else fails."""
         part = os.path.join(self._folder, name_of(manifest.step) + ".part")
-        described, why = {}, ""
+        descriptions, reason = {}, ""
         try:
             write(part, tensors, self._group)
             names = [name for name in os.listdir(part) if name.startswith(f"__{self._rank}_")]
             names += [files.METADATA] if self._rank == 0 else []
-            described = {name: files.describe_file(os.path.join(part, name)) for name in names}
+            descriptions = {name: files.describe_file(os.path.join(part, name)) for name in names}
         except (CheckpointError, OSError) as error:
-            why = str(error)
-        own: RankReport = to_json(described), manifest.stream, why
-        of_all = [own]
+            reason = str(error)
+        report: RankReport = to_json(descriptions), manifest.stream, reason
+        reports = [report]
         if self._group is not None:
-            of_all = [own] * self._job.world_size
-            dist.gather_object(own, of_all if self._rank == 0 else None, dst=0, group=self._group)
-        told = [self._publish(part, manifest, of_all)] if self._rank == 0 else [""]
+            reports = [report] * self._job.world_size
+            dist.gather_object(report, reports if self._rank == 0 else None, dst=0, group=self._group)
+        outcome = [self._publish(part, manifest, reports)] if self._rank == 0 else [""]
         if self._group is not None:
-            dist.broadcast_object_list(told, src=0, group=self._group)
-        self._written = manifest.step, told[0]
+            dist.broadcast_object_list(outcome, src=0, group=self._group)
+        self._written = manifest.step, outcome[0]
 
-    def _publish(self, part: str, manifest: files.Manifest, of_all: list[RankReport]) -> str:
+    def _publish(self, part: str, manifest: files.Manifest, reports: list[RankReport]) -> str:
         """Publishes what all ranks have written, on rank 0. Returns why it cannot be; "" if it is."""
-        why = next((why for _, _, why in of_all if why), "")
-        if not why:
-            stored = {name: from_json(files.File, told) for each, _, _ in of_all for name, told in sorted(each.items())}
-            stream = {lane: mark for _, each, _ in of_all for lane, mark in each.items()}
+        rank_reason = next((rank_reason for _, _, rank_reason in reports if rank_reason), "")
+        if not rank_reason:
+            files_by_name = {
+                name: from_json(files.File, description)
+                for rank_files, _, _ in reports
+                for name, description in sorted(rank_files.items())
+            }
+            stream = {lane: mark for _, positions, _ in reports for lane, mark in positions.items()}
             try:
-                self._kept.append(files.publish(part, dataclasses.replace(manifest, files=stored, stream=stream)))
+                self._kept.append(
+                    files.publish(part, dataclasses.replace(manifest, files=files_by_name, stream=stream))
+                )
                 best = manifest.goals.get(files.BEST)
                 if best is not None and best.step == manifest.step:
                     self._best = self._kept[-1]
                     files.point(self._folder, os.path.basename(self._best))
                 self._remove_older()
             except OSError as error:
-                why = str(error)
-        if why:
+                rank_reason = str(error)
+        if rank_reason:
             files.drop(part)
-        return why
+        return rank_reason
 
     def _remove_older(self) -> None:
-        older = [path for path in self._kept[: -self._step.keep] if path != self._best]
-        for path in older:
+        old_paths = [path for path in self._kept[: -self._step.keep] if path != self._best]
+        for path in old_paths:
             files.remove(path)
             self._kept.remove(path)
 
@@ -406,12 +418,12 @@ def _named(step: int) -> Iterator[None]:
         raise CheckpointError(f"the checkpoint of step {step} could not be written: {error}") from error
 
 
-def _none_to_take(choice: files.Choice, asked: str) -> str:
+def _none_to_take(choice: files.Choice, folder: str) -> str:
     """Names each reason once, after the checkpoints that it holds for."""
     names: dict[str, list[str]] = {}
-    for each in choice.passed_over:
-        names.setdefault(each.reason, []).append(os.path.basename(each.path))
+    for candidate in choice.passed_over:
+        names.setdefault(candidate.reason, []).append(os.path.basename(candidate.path))
     if not names:
-        return f"there is no checkpoint in {asked}"
+        return f"there is no checkpoint in {folder}"
     reasons = (f"{', '.join(checkpoints)}: {reason}" for reason, checkpoints in names.items())
-    return "\n".join([f"no checkpoint in {asked} can be resumed", *reasons])
+    return "\n".join([f"no checkpoint in {folder} can be resumed", *reasons])

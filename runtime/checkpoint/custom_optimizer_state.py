@@ -50,19 +50,19 @@ class OwnState:
 
     def pieces(self) -> Iterator[Piece]:
         """Yields what there is now, in an order that is the same on all ranks that update the same parameters."""
-        own = self._optimizer.own
-        if own is None:
+        optimizer = self._optimizer.own
+        if optimizer is None:
             return
         if self._optimizer.needs_closure:
-            yield Piece(self._pairs[0][0], _PACKED, pack(self._packed_state(own)), self._unpack)
+            yield Piece(self._pairs[0][0], _PACKED, pack(self._packed_state(optimizer)), self._unpack)
             return
-        groups = {id(part): group for group in own.param_groups for part in group["params"]}
+        groups = {id(part): group for group in optimizer.param_groups for part in group["params"]}
         for name, parameter, part in self._pairs:
-            kept = own.state.get(part)
-            if not kept:
+            entries = optimizer.state.get(part)
+            if not entries:
                 continue
-            for state, value in sorted(kept.items()):
-                yield from _pieces(name, state, value, parameter, kept, state)
+            for state, value in sorted(entries.items()):
+                yield from _pieces(name, state, value, parameter, entries, state)
             group = groups[id(part)]
             for entry in self._group_state:
                 yield from _pieces(name, f"{_GROUP}:{entry}", group[entry], parameter, group, entry)
@@ -72,50 +72,52 @@ class OwnState:
         """Makes the state of each parameter of `states`, which names the states of each, and returns the tensors to
         read. `size` gives a state's size. Raises OptimizerError if the optimizer makes other states.
         """
-        own = self._optimizer.own
-        wanted = self._requested_pairs(states)
-        if own is None or not wanted:
+        optimizer = self._optimizer.own
+        pairs = self._requested_pairs(states)
+        if optimizer is None or not pairs:
             return []
         if self._optimizer.needs_closure:
             name = self._pairs[0][0]
-            if wanted != {(name, _PACKED)}:
+            if pairs != {(name, _PACKED)}:
                 raise OptimizerError(f"the checkpoint has no `{_PACKED}` state of `{name}`, which the optimizer needs")
             return [Piece(name, _PACKED, torch.empty(tuple(size(name, _PACKED)), dtype=torch.uint8), self._unpack)]
-        before = [(part, part.detach().clone()) for _, _, part in self._pairs]
-        found: list[Piece] = []
+        old_values = [(part, part.detach().clone()) for _, _, part in self._pairs]
+        pieces: list[Piece] = []
         for _ in range(_STEPS):
-            for part, _ in before:
+            for part, _ in old_values:
                 part.grad = torch.zeros_like(part)
-            own.step()
-            found = list(self.pieces())
-            if {(piece.parameter, piece.state) for piece in found} >= wanted:
+            optimizer.step()
+            pieces = list(self.pieces())
+            if {(piece.parameter, piece.state) for piece in pieces} >= pairs:
                 break
-        for part, value in before:
+        for part, value in old_values:
             part.data.copy_(value)
             part.grad = None
         for name, _, part in self._pairs:
             if name not in states:
-                own.state.pop(part, None)
-        missing = wanted - {(piece.parameter, piece.state) for piece in found}
-        if missing:
-            parameter, state = min(missing)
+                optimizer.state.pop(part, None)
+        missing_pairs = pairs - {(piece.parameter, piece.state) for piece in pieces}
+        if missing_pairs:
+            parameter, state = min(missing_pairs)
             raise OptimizerError(f"the optimizer makes no state `{state}` of `{parameter}`, which the checkpoint has")
-        return [piece for piece in found if (piece.parameter, piece.state) in wanted]
+        return [piece for piece in pieces if (piece.parameter, piece.state) in pairs]
 
-    def _packed_state(self, own: torch.optim.Optimizer) -> dict[str, object]:
+    def _packed_state(self, optimizer: torch.optim.Optimizer) -> dict[str, object]:
         numbers = {id(part): number for number, (_, _, part) in enumerate(self._pairs)}
-        states = [(numbers[id(key)] if isinstance(key, Tensor) else key, state) for key, state in own.state.items()]
-        groups = [{entry: group[entry] for entry in self._group_state} for group in own.param_groups]
+        states = [
+            (numbers[id(key)] if isinstance(key, Tensor) else key, state) for key, state in optimizer.state.items()
+        ]
+        groups = [{entry: group[entry] for entry in self._group_state} for group in optimizer.param_groups]
         return {"states": states, "groups": groups}
 
-    def _unpack(self, read: Tensor) -> None:
-        own = self._optimizer.own
-        assert own is not None
-        packed = unpack(read, self._pairs[0][2].device)
-        own.state.clear()
-        for key, state in packed["states"]:
-            own.state[self._pairs[key][2] if isinstance(key, int) else key] = state
-        for group, entries in zip(own.param_groups, packed["groups"], strict=True):
+    def _unpack(self, stored: Tensor) -> None:
+        optimizer = self._optimizer.own
+        assert optimizer is not None
+        content = unpack(stored, self._pairs[0][2].device)
+        optimizer.state.clear()
+        for key, state in content["states"]:
+            optimizer.state[self._pairs[key][2] if isinstance(key, int) else key] = state
+        for group, entries in zip(optimizer.param_groups, content["groups"], strict=True):
             group.update(entries)
 
     def _requested_pairs(self, states: Mapping[str, Collection[str]]) -> set[tuple[str, str]]:
@@ -134,8 +136,8 @@ def _pieces(
         kind = type(value)
         tensor = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
 
-        def store_number(read: Tensor) -> None:
-            into[key] = kind(read.item())
+        def store_number(stored: Tensor) -> None:
+            into[key] = kind(stored.item())
 
         yield Piece(name, state, tensor, store_number)
     else:
@@ -150,13 +152,13 @@ def pack(state: object) -> Tensor:
     return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
 
 
-def unpack(packed: Tensor, device: torch.device) -> Any:
+def unpack(content: Tensor, device: torch.device) -> Any:
     """Returns the state from the bytes of `pack`. Tensors of any GPU go to `device`; tensors of the host stay there."""
 
     def place(storage: Any, location: str) -> Any:
         return storage if location == "cpu" else storage.to(device=device)
 
-    return torch.load(io.BytesIO(packed.numpy().tobytes()), map_location=place, weights_only=True)
+    return torch.load(io.BytesIO(content.numpy().tobytes()), map_location=place, weights_only=True)
 
 
 def inner_tensors(value: Tensor) -> Iterator[tuple[str, Tensor]]:

@@ -52,7 +52,7 @@ class Adapted:
 
 
 def export(
-    source: str, ties: Mapping[str, str], path: str, *, raw: bool = False, adapted: Adapted | None = None
+    source: str, ties: Mapping[str, str], path: str, *, raw: bool = False, adapter_weights: Adapted | None = None
 ) -> int:
     """Writes the weights of `source`, a checkpoint or a `.safetensors` file, to `path`; returns the number of tensors.
     `ties` maps a parameter to the one whose tensor it is. Of a checkpoint with an average of the weights that is
@@ -60,16 +60,16 @@ def export(
     """
     plain = path + ".plain"
     try:
-        if os.path.isdir(source) or adapted is not None:
-            with _opened(source, raw, adapted) as (found, fetch):
-                _write(found, fetch, plain)
+        if os.path.isdir(source) or adapter_weights is not None:
+            with _opened(source, raw, adapter_weights) as (stored_tensors, fetch):
+                _write(stored_tensors, fetch, plain)
         else:
             shutil.copyfile(source, plain)
         tensors = _mapped(plain, source)
         if path.endswith(".safetensors"):
             os.replace(plain, path)
             return len(tensors)
-        state = tensors | {name: tensors[whose] for name, whose in ties.items() if whose in tensors}
+        state = tensors | {name: tensors[owner] for name, owner in ties.items() if owner in tensors}
         torch.save(state, path + ".saved")
         os.replace(path + ".saved", path)
         return len(state)
@@ -80,7 +80,7 @@ def export(
 
 def export_adapter(
     source: str,
-    adapted: Adapted,
+    adapter_weights: Adapted,
     folder: str,
     *,
     base: str = "",
@@ -93,122 +93,139 @@ def export_adapter(
     `adapters.save_configuration`. A tied weight that trains stands under each of its names, of `ties`: peft makes a
     copy of each module to save. Raises CheckpointError and OSError.
     """
-    saved = targeted(adapted.step.save)
+    is_saved_module = targeted(adapter_weights.step.save)
 
     def trained(name: str) -> bool:
         parts = name.split(".")
-        return is_of_adapter(name) or any(saved(".".join(parts[:n])) for n in range(1, len(parts)))
+        return is_of_adapter(name) or any(is_saved_module(".".join(parts[:n])) for n in range(1, len(parts)))
 
-    with _new_folder(folder) as made, _opened(source, raw) as (found, fetch):
-        named = {name: name for name in found} | {name: first for name, first in (ties or {}).items() if first in found}
-        kept = {adapters.PREFIX + file_name(name): first for name, first in named.items() if trained(name)}
-        layers = [name.removesuffix(f".{FIRST}.weight") for name in found if name.endswith(f".{FIRST}.weight")]
+    with _new_folder(folder) as new_folder, _opened(source, raw) as (stored_tensors, fetch):
+        names = {name: name for name in stored_tensors} | {
+            name: stored_name for name, stored_name in (ties or {}).items() if stored_name in stored_tensors
+        }
+        source_names = {
+            adapters.PREFIX + file_name(name): stored_name for name, stored_name in names.items() if trained(name)
+        }
+        layers = [name.removesuffix(f".{FIRST}.weight") for name in stored_tensors if name.endswith(f".{FIRST}.weight")]
         if not layers:
             raise CheckpointError(f"{source} has no adapter")
-        adapters.save_configuration(adapted.step, layers, base, kind, made)
-        tensors = {there: found[name] for there, name in kept.items()}
-        _write(tensors, lambda there: fetch(kept[there]), os.path.join(made, adapters.WEIGHTS))
-    return len(kept)
+        adapters.save_configuration(adapter_weights.step, layers, base, kind, new_folder)
+        tensors = {exported_name: stored_tensors[name] for exported_name, name in source_names.items()}
+        _write(
+            tensors,
+            lambda exported_name: fetch(source_names[exported_name]),
+            os.path.join(new_folder, adapters.WEIGHTS),
+        )
+    return len(source_names)
 
 
 def export_folder(
     source: str,
     step: TransformersStep,
     folder: str,
-    most: int = SHARD,
+    limit: int = SHARD,
     *,
     raw: bool = False,
-    adapted: Adapted | None = None,
+    adapter_weights: Adapted | None = None,
 ) -> int:
     """Writes the model of `step`, with the weights of `source` and the files of its tokenizer, to `folder`, which is
-    empty or not there, in files of at most `most` bytes (one tensor may have more). Returns the number of tensors.
+    empty or not there, in files of at most `limit` bytes (one tensor may have more). Returns the number of tensors.
     `raw` is as for `export`. Raises CheckpointError, OSError and ModelError.
     """
     from dslc.runtime.model.transformers_model import save_configuration
 
-    with _new_folder(folder) as made:
-        wanted = save_configuration(step, made)
-        with _opened(source, raw, adapted) as (tensors, fetch):
-            wrong = misfitting_tensors({name: tuple(tensor.shape) for name, tensor in tensors.items()}, wanted)
-            if wrong:
-                raise CheckpointError(f"{source} is not of this model: {wrong}")
-            shards = _shards({name: tensors[name] for name in wanted}, most)
+    with _new_folder(folder) as new_folder:
+        expected = save_configuration(step, new_folder)
+        with _opened(source, raw, adapter_weights) as (tensors, fetch):
+            fault = misfitting_tensors({name: tuple(tensor.shape) for name, tensor in tensors.items()}, expected)
+            if fault:
+                raise CheckpointError(f"{source} is not of this model: {fault}")
+            shards = _shards({name: tensors[name] for name in expected}, limit)
             files = {
                 _WEIGHTS if len(shards) == 1 else f"model-{n:05d}-of-{len(shards):05d}.safetensors": shard
                 for n, shard in enumerate(shards, 1)
             }
             for file, shard in files.items():
-                _write(shard, fetch, os.path.join(made, file))
+                _write(shard, fetch, os.path.join(new_folder, file))
         if len(files) > 1:
-            whole = [tensor for shard in shards for tensor in shard.values()]
-            told = {"total_size": sum(map(_bytes, whole)), "total_parameters": sum(t.numel() for t in whole)}
+            all_tensors = [tensor for shard in shards for tensor in shard.values()]
+            metadata = {
+                "total_size": sum(map(_bytes, all_tensors)),
+                "total_parameters": sum(t.numel() for t in all_tensors),
+            }
             places = {name: file for file, shard in files.items() for name in shard}
-            with open(os.path.join(made, f"{_WEIGHTS}.index.json"), "w", encoding="utf-8") as index:
-                json.dump({"metadata": told, "weight_map": dict(sorted(places.items()))}, index, indent=2)
-    return len(wanted)
+            with open(os.path.join(new_folder, f"{_WEIGHTS}.index.json"), "w", encoding="utf-8") as index:
+                json.dump({"metadata": metadata, "weight_map": dict(sorted(places.items()))}, index, indent=2)
+    return len(expected)
 
 
 @contextmanager
 def _new_folder(folder: str) -> Iterator[str]:
     """Yields a folder that becomes `folder` at the end, unless an exception ends it."""
-    made = tempfile.mkdtemp(prefix=f".{os.path.basename(folder)}-", dir=os.path.dirname(os.path.abspath(folder)))
+    temporary = tempfile.mkdtemp(prefix=f".{os.path.basename(folder)}-", dir=os.path.dirname(os.path.abspath(folder)))
     try:
-        yield made
-        os.chmod(made, 0o777 & ~_umask())
-        os.replace(made, folder)
+        yield temporary
+        os.chmod(temporary, 0o777 & ~_umask())
+        os.replace(temporary, folder)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _umask() -> int:
-    found = os.umask(0)
-    os.umask(found)
-    return found
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _shards(tensors: Mapping[str, Tensor], most: int) -> list[dict[str, Tensor]]:
-    """Shares tensors out over files of at most `most` bytes, in their order."""
-    found: list[dict[str, Tensor]] = [{}]
+def _shards(tensors: Mapping[str, Tensor], limit: int) -> list[dict[str, Tensor]]:
+    """Shares tensors out over files of at most `limit` bytes, in their order."""
+    shards: list[dict[str, Tensor]] = [{}]
     for name, tensor in tensors.items():
-        if found[-1] and sum(map(_bytes, found[-1].values())) + _bytes(tensor) > most:
-            found.append({})
-        found[-1][name] = tensor
-    return found
+        if shards[-1] and sum(map(_bytes, shards[-1].values())) + _bytes(tensor) > limit:
+            shards.append({})
+        shards[-1][name] = tensor
+    return shards
 
 
 Fetch = Callable[[str], Tensor]
 
 
 @contextmanager
-def _opened(source: str, raw: bool, adapted: Adapted | None = None) -> Iterator[tuple[dict[str, Tensor], Fetch]]:
+def _opened(
+    source: str, raw: bool, adapter_weights: Adapted | None = None
+) -> Iterator[tuple[dict[str, Tensor], Fetch]]:
     """Yields what `_opened_plain` does, with the adapters merged into their layers."""
-    with _opened_plain(source, raw) as (found, fetch):
-        if adapted is None:
-            yield found, fetch
+    with _opened_plain(source, raw) as (stored_tensors, fetch):
+        if adapter_weights is None:
+            yield stored_tensors, fetch
         else:
-            yield without_adapters(found), partial(_merged, adapted, found, fetch)
+            yield without_adapters(stored_tensors), partial(_merged, adapter_weights, stored_tensors, fetch)
 
 
-def _merged(adapted: Adapted, found: Mapping[str, Tensor], fetch: Fetch, name: str) -> Tensor:
+def _merged(adapter_weights: Adapted, stored_tensors: Mapping[str, Tensor], fetch: Fetch, name: str) -> Tensor:
     """Returns a tensor by its name without adapters. Raises CheckpointError."""
-    layer, _, last = name.rpartition(".")
-    inner = f"{layer}.{BASE}.{last}"
-    if inner not in found:
+    layer, _, attribute = name.rpartition(".")
+    inner = f"{layer}.{BASE}.{attribute}"
+    if inner not in stored_tensors:
         return fetch(name)
-    if last != "weight":
+    if attribute != "weight":
         return fetch(inner)
-    first, second = fetch(f"{layer}.{FIRST}.weight"), fetch(f"{layer}.{SECOND}.weight")
-    rows, columns = second.shape[0], first.shape[1]
-    if adapted.transposed is None and rows == columns:
+    down, up = fetch(f"{layer}.{FIRST}.weight"), fetch(f"{layer}.{SECOND}.weight")
+    rows, columns = up.shape[0], down.shape[1]
+    if adapter_weights.transposed is None and rows == columns:
         raise CheckpointError(
             f"how `{layer}` keeps its weight is not known, as the network cannot be made without data"
         )
-    over = tuple(found[inner].shape) != (rows, columns) if adapted.transposed is None else layer in adapted.transposed
-    return adapters.merge(fetch(inner), first, second, adapted.step, transposed=over)
+    is_transposed = (
+        tuple(stored_tensors[inner].shape) != (rows, columns)
+        if adapter_weights.transposed is None
+        else layer in adapter_weights.transposed
+    )
+    return adapters.merge(fetch(inner), down, up, adapter_weights.step, transposed=is_transposed)
 
 
 @contextmanager
@@ -217,19 +234,24 @@ def _opened_plain(source: str, raw: bool) -> Iterator[tuple[dict[str, Tensor], F
     reads one. Raises CheckpointError.
     """
     if os.path.isdir(source):
-        kept = {key.removeprefix("model."): at for key, at in keys_of(source).items() if key.startswith("model.")}
-        taken = key_of(source, raw)
-        blank = {name: torch.empty(at.size, dtype=at.properties.dtype, device="meta") for name, at in kept.items()}
+        entries = {
+            key.removeprefix("model."): entry for key, entry in keys_of(source).items() if key.startswith("model.")
+        }
+        key = key_of(source, raw)
+        blank = {
+            name: torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
+            for name, entry in entries.items()
+        }
 
         def load_full(name: str) -> Tensor:
-            made = torch.empty(blank[name].shape, dtype=blank[name].dtype)
-            read_tensors(source, {taken(name): made})
-            return made
+            tensor = torch.empty(blank[name].shape, dtype=blank[name].dtype)
+            read_tensors(source, {key(name): tensor})
+            return tensor
 
         yield blank, load_full
         return
-    mapped = _mapped(source, source)
-    yield mapped, mapped.__getitem__
+    tensors = _mapped(source, source)
+    yield tensors, tensors.__getitem__
 
 
 def _write(tensors: Mapping[str, Tensor], fetch: Callable[[str], Tensor], path: str) -> None:

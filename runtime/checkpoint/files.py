@@ -161,30 +161,30 @@ def fit_of(job: JobProgram, tensors: Shapes | None, numbers: str = "") -> Compat
 _ADAMS = {"adam", "qadam", "onebitadam"}  # optimizers whose state means the same
 
 
-def same_state(one: str, other: str) -> bool:
+def same_state(first: str, second: str) -> bool:
     """True if an optimizer can go on with the state of another, by their kinds."""
-    kinds = {one.lower(), other.lower()}
+    kinds = {first.lower(), second.lower()}
     return len(kinds) == 1 or kinds <= _ADAMS
 
 
 def misfits(manifest: Manifest, fit: Compatibility, steps: int) -> list[str]:
     """Returns the reasons why a job of `steps` steps cannot resume from a checkpoint; [] if it can."""
-    found = incompatibilities(manifest.fit, fit)
+    reasons = incompatibilities(manifest.fit, fit)
     if manifest.step > steps:
-        found.append(f"it is at step {manifest.step}, and the job ends after {steps}")
-    return found
+        reasons.append(f"it is at step {manifest.step}, and the job ends after {steps}")
+    return reasons
 
 
 def incompatibilities(checkpoint: Compatibility, fit: Compatibility) -> list[str]:
     """Returns the properties of a checkpoint that are not those that a job needs, in words."""
-    other = misfitting_tensors(checkpoint.tensors, fit.tensors)
-    found = [other] if other else []
+    tensor_reason = misfitting_tensors(checkpoint.tensors, fit.tensors)
+    reasons = [tensor_reason] if tensor_reason else []
     if not same_state(checkpoint.optimizer, fit.optimizer):
-        found.append(f"its optimizer is {checkpoint.optimizer}, and the job's {fit.optimizer}")
+        reasons.append(f"its optimizer is {checkpoint.optimizer}, and the job's {fit.optimizer}")
     elif set(checkpoint.states) != set(fit.states):
-        kept, wanted = (", ".join(states) or "nothing" for states in (checkpoint.states, fit.states))
-        found.append(f"its optimizer keeps {kept} for each parameter, and the job's {wanted}")
-    for name, what in (
+        kept_states, expected_states = (", ".join(states) or "nothing" for states in (checkpoint.states, fit.states))
+        reasons.append(f"its optimizer keeps {kept_states} for each parameter, and the job's {expected_states}")
+    for name, label in (
         ("seed", "seed"),
         ("shuffle", "shuffling"),
         ("batch", "global batch"),
@@ -194,12 +194,12 @@ def incompatibilities(checkpoint: Compatibility, fit: Compatibility) -> list[str
     ):
         theirs, ours = getattr(checkpoint, name), getattr(fit, name)
         if theirs != ours:
-            found.append(f"its {what} is {value_text(theirs)}, and the job's {value_text(ours)}")
+            reasons.append(f"its {label} is {value_text(theirs)}, and the job's {value_text(ours)}")
     if checkpoint.numbers and fit.numbers and checkpoint.numbers != fit.numbers:
-        found.append("its samples had other weights, classes or lengths, by which the sampler orders them")
+        reasons.append("its samples had other weights, classes or lengths, by which the sampler orders them")
     if checkpoint.stream != fit.stream:
-        found.append(f"its {_stream(checkpoint)}, and the job's {_stream(fit)}")
-    return found
+        reasons.append(f"its {_stream(checkpoint)}, and the job's {_stream(fit)}")
+    return reasons
 
 
 def _stream(fit: Compatibility) -> str:
@@ -218,8 +218,8 @@ def misfitting_tensors(theirs: Shapes | None, ours: Shapes | None) -> str:
             return f"its model has no `{name}`"
         if tuple(theirs[name]) != tuple(shape):
             return f"its `{name}` is of shape {_shape(theirs[name])}, and the job's of {_shape(shape)}"
-    more = [name for name in theirs if name not in ours]
-    return f"its model has a `{more[0]}`, and the job's has none" if more else ""
+    extra_names = [name for name in theirs if name not in ours]
+    return f"its model has a `{extra_names[0]}`, and the job's has none" if extra_names else ""
 
 
 def _shape(shape: Sequence[int]) -> str:
@@ -266,8 +266,8 @@ def look(path: str) -> CheckpointCandidate:
 def read_manifest(path: str) -> Manifest:
     """Returns the manifest of the checkpoint at `path`. Raises CorruptCheckpointError."""
     try:
-        told = parse(read_text(os.path.join(path, MANIFEST), _MANIFEST_LIMIT))
-        content, checksum, number = told["manifest"], told["checksum"], told["manifest"]["format"]
+        document = parse(read_text(os.path.join(path, MANIFEST), _MANIFEST_LIMIT))
+        content, checksum, number = document["manifest"], document["checksum"], document["manifest"]["format"]
         if checksum != _checksum_of(content):
             raise CorruptCheckpointError(f"{MANIFEST} has another checksum than when it was written")
         if number != FORMAT:
@@ -308,46 +308,48 @@ def is_plain_name(name: str) -> bool:
 
 def damage(path: str, manifest: Manifest, names: Iterable[str] | None = None) -> list[str]:
     """Returns the faults of a checkpoint's files (with `names`, of those files); reads them whole."""
-    found = []
+    reasons = []
     for name in manifest.files if names is None else names:
-        wanted, file = manifest.files[name], os.path.join(path, name)
+        description, file = manifest.files[name], os.path.join(path, name)
         try:
             size = os.path.getsize(file)
-            if size != wanted.size:
-                found.append(f"{name} has {size:,} bytes, and had {wanted.size:,} when it was written")
-            elif checksum(file) != wanted.checksum:
-                found.append(f"{name} has another checksum than when it was written")
+            if size != description.size:
+                reasons.append(f"{name} has {size:,} bytes, and had {description.size:,} when it was written")
+            elif checksum(file) != description.checksum:
+                reasons.append(f"{name} has another checksum than when it was written")
         except FileNotFoundError:
-            found.append(f"{name} is missing")
+            reasons.append(f"{name} is missing")
         except OSError as error:
-            found.append(f"{name} cannot be read ({error.strerror})")
-    return found
+            reasons.append(f"{name} cannot be read ({error.strerror})")
+    return reasons
 
 
 def choose(
-    found: Iterable[CheckpointCandidate],
+    candidates: Iterable[CheckpointCandidate],
     fit: Compatibility,
     steps: int,
     examine: Callable[[str, Manifest], list[str]] = damage,
 ) -> Choice:
-    """Returns the first of `found` (the newest first) that fits and is undamaged; `examine` reads the files of those
-    that fit.
+    """Returns the first of `candidates` (the newest first) that fits and is undamaged. `examine` reads the files of the
+    candidates that fit.
     """
-    passed_over: list[CheckpointCandidate] = []
-    whole = 0
-    for each in found:
-        if each.manifest is None:
-            passed_over.append(each)
+    skipped_candidates: list[CheckpointCandidate] = []
+    fitting = 0
+    for candidate in candidates:
+        if candidate.manifest is None:
+            skipped_candidates.append(candidate)
             continue
-        reasons = misfits(each.manifest, fit, steps)
+        reasons = misfits(candidate.manifest, fit, steps)
         if reasons:
-            whole += 1
+            fitting += 1
         else:
-            reasons = examine(each.path, each.manifest)
+            reasons = examine(candidate.path, candidate.manifest)
         if not reasons:
-            return Choice(taken=each, passed_over=tuple(passed_over), whole=whole)
-        passed_over.append(CheckpointCandidate(path=each.path, manifest=each.manifest, reason="; ".join(reasons)))
-    return Choice(taken=None, passed_over=tuple(passed_over), whole=whole)
+            return Choice(taken=candidate, passed_over=tuple(skipped_candidates), whole=fitting)
+        skipped_candidates.append(
+            CheckpointCandidate(path=candidate.path, manifest=candidate.manifest, reason="; ".join(reasons))
+        )
+    return Choice(taken=None, passed_over=tuple(skipped_candidates), whole=fitting)
 
 
 # ---------------------------------------------------------------------------------------------- writing, publishing

@@ -34,10 +34,10 @@ def _parameter_of(key: str) -> str:
 def _with_chunks(name: str, tensor: Tensor) -> Tensor:
     if not is_permuted(name) or not is_distributed(tensor):
         return tensor
-    made = local_part(tensor).detach().as_subclass(PermutedRows)
-    made.whole, part = tensor.shape, part_of(tensor)
-    made.runs = [(own, (rows, *part[1:])) for own, rows in rows_of_part(name, part[0])]
-    return made
+    chunked = local_part(tensor).detach().as_subclass(PermutedRows)
+    chunked.whole, part = tensor.shape, part_of(tensor)
+    chunked.runs = [(own_rows, (rows, *part[1:])) for own_rows, rows in rows_of_part(name, part[0])]
+    return chunked
 
 
 class PermutedRows(Tensor):
@@ -70,12 +70,14 @@ class PermutedRows(Tensor):
 
         return [
             ChunkStorageMetadata(
-                offsets=torch.Size(each.start for each in part),
-                sizes=torch.Size(each.stop - each.start for each in part),
+                offsets=torch.Size(interval.start for interval in part),
+                sizes=torch.Size(interval.stop - interval.start for interval in part),
             )
             for _, part in self.runs
         ]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
-        own = next(own for own, part in self.runs if tuple(each.start for each in part) == tuple(index.offset or ()))
-        return self.as_subclass(Tensor)[own]
+        rows = next(
+            rows for rows, part in self.runs if tuple(interval.start for interval in part) == tuple(index.offset or ())
+        )
+        return self.as_subclass(Tensor)[rows]

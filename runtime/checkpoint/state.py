@@ -84,20 +84,20 @@ def load_model(
     but with `raw` the weights themselves. Its tensors may be whole or parts (`fully_shard`), on any number of
     processes; none waits for another. Raises CheckpointError if they do not fit or cannot be read.
     """
-    whole = shapes_of(model) if pipeline is None else {n: tuple(t.shape) for n, t in pipeline.whole.items()}
-    wrong = misfitting_tensors(manifest.fit.tensors, whole)
-    if wrong:
-        raise CheckpointError(f"{path} is not of this model: {wrong}")
-    taken = key_of(path, raw)
-    read_tensors(path, {taken(name): tensor.detach() for name, tensor in named_tensors(model).items()})
+    shapes = shapes_of(model) if pipeline is None else {n: tuple(t.shape) for n, t in pipeline.whole.items()}
+    fault = misfitting_tensors(manifest.fit.tensors, shapes)
+    if fault:
+        raise CheckpointError(f"{path} is not of this model: {fault}")
+    key = key_of(path, raw)
+    read_tensors(path, {key(name): tensor.detach() for name, tensor in named_tensors(model).items()})
 
 
 def key_of(path: str, raw: bool) -> Callable[[str], str]:
     """Returns the function that gives the name in a checkpoint for a name of the model: of its average, or with `raw`
     of itself.
     """
-    there = keys_of(path)
-    return lambda name: f"{AVERAGE}{name}" if f"{AVERAGE}{name}" in there and not raw else f"model.{name}"
+    stored_keys = keys_of(path)
+    return lambda name: f"{AVERAGE}{name}" if f"{AVERAGE}{name}" in stored_keys and not raw else f"model.{name}"
 
 
 class ExtraState(Protocol):
@@ -105,7 +105,7 @@ class ExtraState(Protocol):
 
     def tensors_to_save(self) -> State: ...
 
-    def tensors_to_load(self, there: Mapping[str, TensorStorageMetadata]) -> State:
+    def tensors_to_load(self, stored_tensors: Mapping[str, TensorStorageMetadata]) -> State:
         """Returns tensors to read into, given the names in a checkpoint with the shape of each."""
 
     def after_load(self, tensors: State) -> None: ...
@@ -127,9 +127,9 @@ class TrainingState:
         counts: Sequence[str],
         group_state: Sequence[str] = (),
         noise: int | None = None,
-        beside: ExtraState | None = None,
+        extra: ExtraState | None = None,
     ) -> None:
-        self._beside = beside
+        self._beside = extra
         self._parts, self._rank, self._ranks, self._counts = parts, rank, ranks, counts
         self._noise = rank if noise is None else noise
         stages = parts.pipeline.coordinates if parts.pipeline is not None else 1
@@ -138,18 +138,18 @@ class TrainingState:
         # Kept, because a model that has just been evaluated may show whole parameters instead of its parts.
         self._model = named_tensors(parts.plain)
         self._parameters = {name for name, tensor in self._model.items() if isinstance(tensor, nn.Parameter)}
-        named = {id(tensor): name for name, tensor in self._model.items()}
+        names = {id(tensor): name for name, tensor in self._model.items()}
         inner = parts.optimizer.optim if _is_zero1(parts.optimizer) else parts.optimizer  # type: ignore[attr-defined]
-        self._own = OwnState(inner, named, group_state) if isinstance(inner, OwnOptimizer) else None
-        self._slots = tuple(_slots(parts.optimizer, named)) if self._own is None else ()
+        self._own = OwnState(inner, names, group_state) if isinstance(inner, OwnOptimizer) else None
+        self._slots = tuple(_slots(parts.optimizer, names)) if self._own is None else ()
         self._averages = parts.average.tensors if parts.average is not None else {}
         self._dealt_out = not _is_zero1(parts.optimizer)
         self._apart = ExchangeState(parts.exchange, rank) if parts.exchange is not None else None
 
     @property
     def shapes(self) -> Shapes:
-        whole = self._parts.pipeline.whole if self._parts.pipeline is not None else self._model
-        return {name: tuple(tensor.shape) for name, tensor in whole.items()}
+        tensors = self._parts.pipeline.whole if self._parts.pipeline is not None else self._model
+        return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
     def _owns(self, name: str) -> bool:
         return self._parts.pipeline is None or self._parts.pipeline.owns(name)
@@ -166,48 +166,48 @@ class TrainingState:
             self._parts.average.refresh()
         if self._apart is None:
             return self._tensors_to_write()
-        everything = self._all_tensors()
-        with self._apart.of_all(everything):
-            found = self._tensors_to_write()
+        all_tensors = self._all_tensors()
+        with self._apart.of_all(all_tensors):
+            tensors = self._tensors_to_write()
             if self._apart.differ:
-                found = {name: tensor.clone() for name, tensor in found.items()}
-        return found | self._apart.rank_tensors(everything)
+                tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        return tensors | self._apart.rank_tensors(all_tensors)
 
     def _all_tensors(self) -> State:
         """Returns what this rank has of the model and the optimizer, under the names of a checkpoint."""
-        found = {f"model.{name}": tensor.detach() for name, tensor in self._model.items()}
+        tensors = {f"model.{name}": tensor.detach() for name, tensor in self._model.items()}
         for name, tensor in named_tensors(self._parts.plain).items():
-            found[f"model.{name}"] = tensor.detach()
+            tensors[f"model.{name}"] = tensor.detach()
         for slot in self._slots:
             for state, value in slot.kept.get(slot.parameter, {}).items():
                 if isinstance(value, Tensor):
-                    found[f"optimizer.{slot.name}.{state}"] = value
+                    tensors[f"optimizer.{slot.name}.{state}"] = value
         for piece in self._own.pieces() if self._own is not None else ():
-            found[f"optimizer.{piece.parameter}.{piece.state}"] = piece.tensor
-        return found
+            tensors[f"optimizer.{piece.parameter}.{piece.state}"] = piece.tensor
+        return tensors
 
     def _tensors_to_write(self) -> State:
-        deal, found = _Deal(*self._alike), State()
+        deal, tensors = _Deal(*self._alike), State()
         for name, tensor in self._model.items():
             if name in self._parameters and self._owns(name) and deal.is_mine(tensor):
-                found[f"model.{name}"] = tensor
+                tensors[f"model.{name}"] = tensor
         for name, tensor in self._averages.items():
             if self._owns(name) and deal.is_mine(tensor):
-                found[f"{AVERAGE}{name}"] = tensor
+                tensors[f"{AVERAGE}{name}"] = tensor
         for parameter, state, value in self._owned_states():
             if not self._dealt_out or deal.is_mine(value):
-                found[f"optimizer.{parameter}.{state}"] = value
+                tensors[f"optimizer.{parameter}.{state}"] = value
         if self._alike[0] == 0:
             for name, tensor in named_tensors(self._parts.plain).items():
                 if name not in self._parameters:
-                    found[f"model.{name}"] = tensor
+                    tensors[f"model.{name}"] = tensor
         if self._rank == 0:
             for name, number in self._parts.scaler.state_dict().items():
-                found[f"scaler.{name}"] = torch.tensor(float(number), dtype=torch.float64)
+                tensors[f"scaler.{name}"] = torch.tensor(float(number), dtype=torch.float64)
         if self._beside is not None:
-            found |= self._beside.tensors_to_save()
+            tensors |= self._beside.tensors_to_save()
         generators = random_numbers.state(self._parts.device)
-        return found | {f"rng.{self._rank}.{name}": value for name, value in generators.items()}
+        return tensors | {f"rng.{self._rank}.{name}": value for name, value in generators.items()}
 
     def _owned_states(self) -> Iterator[tuple[str, str, Tensor]]:
         """Yields the parameter, the name and the tensor of each state of the optimizer that this rank owns."""
@@ -228,50 +228,56 @@ class TrainingState:
         """Loads the checkpoint at `path`, and returns the names of what begins anew of an exchange. Raises
         CheckpointError.
         """
-        there = keys_of(path)
+        stored_tensors = keys_of(path)
         same_ranks, anew = manifest.world_size == self._ranks, list[str]()
-        states = _optimizer_states(there)
-        wanted, keys = State(), _Keys(self._apart, there, same_ranks)
+        states = _optimizer_states(stored_tensors)
+        tensors_to_read, keys = State(), _Keys(self._apart, stored_tensors, same_ranks)
         current = named_tensors(self._parts.plain)
         for name, tensor in self._model.items():
-            wanted[keys[f"model.{name}"]] = (tensor if name in self._parameters else current[name]).detach()
+            tensors_to_read[keys[f"model.{name}"]] = (tensor if name in self._parameters else current[name]).detach()
         for slot in self._slots:
-            made = {state: slot.make(state in self._counts) for state in states.get(slot.name, ())}
-            wanted |= {keys[f"optimizer.{slot.name}.{state}"]: tensor for state, tensor in made.items()}
-            if made:
-                slot.kept[slot.parameter] = made
+            slot_tensors = {state: slot.make(state in self._counts) for state in states.get(slot.name, ())}
+            tensors_to_read |= {
+                keys[f"optimizer.{slot.name}.{state}"]: tensor for state, tensor in slot_tensors.items()
+            }
+            if slot_tensors:
+                slot.kept[slot.parameter] = slot_tensors
 
         def size(parameter: str, state: str) -> Sequence[int]:
-            return tuple(there[keys[f"optimizer.{parameter}.{state}"]].size)
+            return tuple(stored_tensors[keys[f"optimizer.{parameter}.{state}"]].size)
 
-        made_own = self._own.make(states, size) if self._own is not None else []
-        wanted |= {keys[f"optimizer.{piece.parameter}.{piece.state}"]: piece.tensor for piece in made_own}
+        custom_pieces = self._own.make(states, size) if self._own is not None else []
+        tensors_to_read |= {keys[f"optimizer.{piece.parameter}.{piece.state}"]: piece.tensor for piece in custom_pieces}
         numbers = self._parts.scaler.state_dict()
-        of_scaler = {name: torch.zeros((), dtype=torch.float64) for name in numbers if f"scaler.{name}" in there}
-        wanted |= {f"scaler.{name}": tensor for name, tensor in of_scaler.items()}
-        own = f"rng.{self._noise}."  # ranks that compute the same go on alike, whatever they did before
+        of_scaler = {
+            name: torch.zeros((), dtype=torch.float64) for name in numbers if f"scaler.{name}" in stored_tensors
+        }
+        tensors_to_read |= {f"scaler.{name}": tensor for name, tensor in of_scaler.items()}
+        generator_prefix = f"rng.{self._noise}."  # ranks that compute the same go on alike, whatever they did before
         generators = {
             name: tensor
             for name, tensor in random_numbers.state(self._parts.device).items()
-            if same_ranks and own + name in there
+            if same_ranks and generator_prefix + name in stored_tensors
         }
-        wanted |= {own + name: tensor for name, tensor in generators.items()}
-        averaged = {name: tensor for name, tensor in self._averages.items() if f"{AVERAGE}{name}" in there}
-        wanted |= {f"{AVERAGE}{name}": tensor for name, tensor in averaged.items()}
-        more = self._beside.tensors_to_load(there) if self._beside is not None else {}
+        tensors_to_read |= {generator_prefix + name: tensor for name, tensor in generators.items()}
+        stored_averages = {
+            name: tensor for name, tensor in self._averages.items() if f"{AVERAGE}{name}" in stored_tensors
+        }
+        tensors_to_read |= {f"{AVERAGE}{name}": tensor for name, tensor in stored_averages.items()}
+        extra_tensors = self._beside.tensors_to_load(stored_tensors) if self._beside is not None else {}
         if self._apart is not None:
-            kept, anew = self._apart.tensors_to_load(there, same_ranks)
-            wanted |= kept
-        read_tensors(path, wanted | more)
+            exchange_tensors, anew = self._apart.tensors_to_load(stored_tensors, same_ranks)
+            tensors_to_read |= exchange_tensors
+        read_tensors(path, tensors_to_read | extra_tensors)
         if self._parts.average is not None:
-            self._parts.average.begin(self._averages.keys() - averaged.keys())
+            self._parts.average.begin(self._averages.keys() - stored_averages.keys())
         for slot in self._slots:
             slot.copy_to_device()
-        for piece in made_own:
+        for piece in custom_pieces:
             if piece.taken is not None:
                 piece.taken(piece.tensor)
         if self._beside is not None:
-            self._beside.after_load(more)
+            self._beside.after_load(extra_tensors)
         if of_scaler:
             self._parts.scaler.load_state_dict({n: type(numbers[n])(float(t)) for n, t in of_scaler.items()})
         if same_ranks:
@@ -293,8 +299,8 @@ def _optimizer_states(keys: Iterable[str]) -> dict[str, list[str]]:
 
 
 class _Keys:
-    def __init__(self, apart: ExchangeState | None, there: Collection[str], same_ranks: bool) -> None:
-        self._apart, self._there, self._same_ranks = apart, there, same_ranks
+    def __init__(self, exchange_state: ExchangeState | None, stored_keys: Collection[str], same_ranks: bool) -> None:
+        self._apart, self._there, self._same_ranks = exchange_state, stored_keys, same_ranks
 
     def __getitem__(self, name: str) -> str:
         return name if self._apart is None else self._apart.key(name, self._there, self._same_ranks)
@@ -328,16 +334,20 @@ class _Slot:
 def _slots(optimizer: Any, names: Mapping[int, str]) -> Iterator[_Slot]:
     if hasattr(optimizer, "optim_dict"):  # torchao's CPUOffloadOptimizer: one optimizer per parameter, on a copy of it
         for parameter, inner in optimizer.optim_dict.items():
-            for copy, beside in _parameters(inner):
+            for copy, step_tensors in _parameters(inner):
                 yield _Slot(
-                    name=names[id(parameter)], parameter=copy, kept=inner.state, step_beside=beside, original=parameter
+                    name=names[id(parameter)],
+                    parameter=copy,
+                    kept=inner.state,
+                    step_beside=step_tensors,
+                    original=parameter,
                 )
         optimizer = optimizer.d_opt  # of the parameters that are too small to offload
         if optimizer is None:
             return
     inner = optimizer.optim if _is_zero1(optimizer) else optimizer
-    for parameter, beside in _parameters(inner):
-        yield _Slot(name=names[id(parameter)], parameter=parameter, kept=inner.state, step_beside=beside)
+    for parameter, step_tensors in _parameters(inner):
+        yield _Slot(name=names[id(parameter)], parameter=parameter, kept=inner.state, step_beside=step_tensors)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, bool]]:
@@ -366,9 +376,9 @@ class _Deal:
     def is_mine(self, tensor: Tensor) -> bool:
         index, count = self._place(tensor)
         dealt = self._bytes.setdefault(count, [0] * count)
-        who = dealt.index(min(dealt))
-        dealt[who] += local_part(tensor).nbytes
-        return who == index
+        rank = dealt.index(min(dealt))
+        dealt[rank] += local_part(tensor).nbytes
+        return rank == index
 
     def _place(self, tensor: Tensor) -> tuple[int, int]:
         """Returns this rank's number among those that hold the same numbers, and how many they are."""
@@ -393,25 +403,25 @@ class Copies:
 
     @torch.no_grad()
     def take(self, tensors: State) -> State:
-        taken = {name: self._copy(name, tensor) for name, tensor in tensors.items()}
+        copies = {name: self._copy(name, tensor) for name, tensor in tensors.items()}
         if any(tensor.is_cuda for tensor in tensors.values()):
             torch.cuda.current_stream().synchronize()
-        return taken
+        return copies
 
     def _copy(self, name: str, tensor: Tensor) -> Tensor:
         local = local_part(tensor)
-        kept = self._kept.get(name)
-        if kept is None or kept.shape != local.shape or kept.dtype != local.dtype:
-            kept = torch.empty_like(local, device="cpu", pin_memory=local.is_cuda)
-            self._kept[name] = kept
-        kept.copy_(local, non_blocking=True)
+        copy = self._kept.get(name)
+        if copy is None or copy.shape != local.shape or copy.dtype != local.dtype:
+            copy = torch.empty_like(local, device="cpu", pin_memory=local.is_cuda)
+            self._kept[name] = copy
+        copy.copy_(local, non_blocking=True)
         if local is tensor:
-            return kept
+            return copy
         from torch.distributed.tensor import DTensor
 
         spec = spec_of(tensor)
         # Not `from_local`, which would move it to the mesh's device.
-        return DTensor(kept, spec, requires_grad=False)
+        return DTensor(copy, spec, requires_grad=False)
 
 
 # ------------------------------------------------------------------------------- torch's distributed checkpoint
@@ -440,12 +450,12 @@ def write(path: str, tensors: State, group: dist.ProcessGroup | None) -> None:
         )
 
 
-def read_tensors(path: str, wanted: State) -> None:
-    """Fills the tensors of `wanted` in place. No rank waits for another."""
+def read_tensors(path: str, tensors: State) -> None:
+    """Fills `tensors` in place. No rank waits for another."""
     dcp = _torchs()
     with _plainly(f"{path} cannot be read"):
         dcp.load(
-            with_chunks(wanted),
+            with_chunks(tensors),
             storage_reader=_reader(path),
             planner=dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
             no_dist=True,
@@ -468,19 +478,19 @@ def _reader(path: str) -> FileSystemReader:
         def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
             with open_file(os.path.join(path, METADATA)) as file:
                 metadata: Metadata = unpickling.load(file)
-            for key, kept in metadata.state_dict_metadata.items():
-                if not isinstance(kept, TensorStorageMetadata):
+            for key, entry in metadata.state_dict_metadata.items():
+                if not isinstance(entry, TensorStorageMetadata):
                     raise ValueError(f"`{key}` is not a tensor")  # torch would unpickle it
-            for stored in metadata.storage_data.values():
-                if not is_plain_name(stored.relative_path):
-                    raise ValueError(f"it names {stored.relative_path}, which is not a file of its folder")
+            for place in metadata.storage_data.values():
+                if not is_plain_name(place.relative_path):
+                    raise ValueError(f"it names {place.relative_path}, which is not a file of its folder")
             return metadata
 
     return PlainReader(path)
 
 
 @contextlib.contextmanager
-def _plainly(what: str) -> Iterator[None]:
+def _plainly(action: str) -> Iterator[None]:
     """Turns torch's CheckpointException, which is no Exception, into a CheckpointError that says what failed."""
     from torch.distributed.checkpoint.api import CheckpointException
 
@@ -488,9 +498,9 @@ def _plainly(what: str) -> Iterator[None]:
         yield
     except CheckpointException as error:
         reasons = sorted({f"{type(reason).__name__}: {reason}" for reason, _ in error.failures.values()})
-        raise CheckpointError(f"{what}: {'; '.join(reasons)}") from error
+        raise CheckpointError(f"{action}: {'; '.join(reasons)}") from error
     except Exception as error:
-        raise CheckpointError(f"{what}: {type(error).__name__}: {error}") from error
+        raise CheckpointError(f"{action}: {type(error).__name__}: {error}") from error
 
 
 class ExchangeState:
@@ -506,36 +516,40 @@ class ExchangeState:
         if not self._exchange.differ:
             return contextlib.nullcontext()
         self._exchange.settle()
-        differing = {name: each for name, each in tensors.items() if each.is_floating_point()}
-        return in_place_of(differing, self._exchange.where)
+        float_tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+        return in_place_of(float_tensors, self._exchange.where)
 
     def rank_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Returns what this rank writes beside the mean."""
-        found = {f"own.{self._rank}.{name}": each for name, each in tensors.items()} if self._exchange.differ else {}
-        found |= {f"exchange.{self._rank}.{name}": each for name, each in self._exchange.own.items()}
+        own_tensors = (
+            {f"own.{self._rank}.{name}": tensor for name, tensor in tensors.items()} if self._exchange.differ else {}
+        )
+        own_tensors |= {f"exchange.{self._rank}.{name}": tensor for name, tensor in self._exchange.own.items()}
         if self._rank == 0:
-            found |= {f"exchange.{name}": each for name, each in self._exchange.shared.items()}
-        return found
+            own_tensors |= {f"exchange.{name}": tensor for name, tensor in self._exchange.shared.items()}
+        return own_tensors
 
-    def key(self, name: str, there: Collection[str], same: bool) -> str:
-        """Returns the name under which this rank's tensor is found, if the ranks are the `same`."""
-        own = f"own.{self._rank}.{name}"
-        return own if same and self._exchange.differ and own in there else name
+    def key(self, name: str, stored_keys: Collection[str], same_ranks: bool) -> str:
+        """Returns the name under which this rank's tensor is stored. `same_ranks`: as many ranks wrote as read."""
+        own_key = f"own.{self._rank}.{name}"
+        return own_key if same_ranks and self._exchange.differ and own_key in stored_keys else name
 
     def tensors_to_load(
-        self, there: Mapping[str, TensorStorageMetadata], same: bool
+        self, stored_tensors: Mapping[str, TensorStorageMetadata], same_ranks: bool
     ) -> tuple[dict[str, Tensor], list[str]]:
         """Returns what the exchange reads, by its names in a checkpoint, and the names of what begins anew."""
-        wanted, anew = dict[str, Tensor](), list[str]()
-        named = {f"exchange.{self._rank}.{name}": (name, each, same) for name, each in self._exchange.own.items()}
-        named |= {f"exchange.{name}": (name, each, True) for name, each in self._exchange.shared.items()}
-        for key, (name, each, taken) in named.items():
-            if taken and key in there and tuple(there[key].size) == tuple(each.shape):
-                wanted[key] = each
+        tensors, anew = dict[str, Tensor](), list[str]()
+        entries = {
+            f"exchange.{self._rank}.{name}": (name, tensor, same_ranks) for name, tensor in self._exchange.own.items()
+        }
+        entries |= {f"exchange.{name}": (name, tensor, True) for name, tensor in self._exchange.shared.items()}
+        for key, (name, tensor, is_loadable) in entries.items():
+            if is_loadable and key in stored_tensors and tuple(stored_tensors[key].size) == tuple(tensor.shape):
+                tensors[key] = tensor
             else:
                 anew.append(name)
         self._exchange.ready = not anew
-        return wanted, anew
+        return tensors, anew
 
     def after_load(self) -> None:
         self._exchange.after_load()

@@ -46,15 +46,17 @@ def writing(
     with atomic_write(path) as part, naming(path), open(recreate_file(part), "wb") as file:
         file.write(head)
         yield file
-        written, wanted = file.tell() - len(head), sum(entry.bytes for entry in entries.values())
-        assert written == wanted, f"{written:,} bytes were written, and the header says {wanted:,}"
+        bytes_written, expected_bytes = file.tell() - len(head), sum(entry.bytes for entry in entries.values())
+        assert bytes_written == expected_bytes, (
+            f"{bytes_written:,} bytes were written, and the header says {expected_bytes:,}"
+        )
 
 
 def _header(entries: Mapping[str, StoredTensor], metadata: Mapping[str, str] | None) -> bytes:
     ends = itertools.accumulate((entry.bytes for entry in entries.values()), initial=0)
-    told: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    fields: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     for (name, entry), place in zip(entries.items(), itertools.pairwise(ends), strict=True):
-        told[name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": place}
-    header = json.dumps(told, separators=(",", ":")).encode()
+        fields[name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": place}
+    header = json.dumps(fields, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header

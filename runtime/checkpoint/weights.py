@@ -52,22 +52,22 @@ def save_weights(model: nn.Module, run_dir: str, writes: bool = True, pipeline: 
     All ranks call it, as sharded tensors are gathered and the stages of a `pipeline` send theirs; one rank `writes`.
     """
     path = os.path.join(run_dir, WEIGHTS)
-    own = named_tensors(model)
-    tensors = pipeline.whole if pipeline is not None else own
+    local_tensors = named_tensors(model)
+    tensors = pipeline.whole if pipeline is not None else local_tensors
     entries = {name: entry(tensor) for name, tensor in tensors.items()}
     with writing(path, entries, METADATA) if writes else contextlib.nullcontext() as file:
         for name in tensors:
             if pipeline is None:
-                whole = _full_tensor(name, own[name], writes)
+                full_tensor = _full_tensor(name, local_tensors[name], writes)
             else:
-                there = (
-                    _full_tensor(name, own[name], pipeline.is_first_rank)
+                local_full = (
+                    _full_tensor(name, local_tensors[name], pipeline.is_first_rank)
                     if pipeline.owner(name) == pipeline.coordinate
                     else None
                 )
-                whole = pipeline.to_rank_0(name, there)
-            if file is not None and whole is not None:
-                write_tensor(file, whole)
+                full_tensor = pipeline.to_rank_0(name, local_full)
+            if file is not None and full_tensor is not None:
+                write_tensor(file, full_tensor)
     return path
 
 
@@ -76,12 +76,12 @@ def entry(tensor: Tensor) -> StoredTensor:
     return StoredTensor(dtype=DTYPES[tensor.dtype], shape=tuple(tensor.shape))
 
 
-def _full_tensor(name: str, tensor: Tensor, wanted: bool) -> Tensor | None:
+def _full_tensor(name: str, tensor: Tensor, is_needed: bool) -> Tensor | None:
     """Returns the whole of a tensor that may be sharded; every rank takes part in gathering it."""
     if hasattr(tensor, "full_tensor"):
         tensor = tensor.full_tensor()
-        return as_named(name, tensor) if wanted else None
-    return tensor if wanted else None
+        return as_named(name, tensor) if is_needed else None
+    return tensor if is_needed else None
 
 
 def write_tensor(file: BinaryIO, tensor: Tensor) -> None:
@@ -94,11 +94,15 @@ def load_weights(model: nn.Module, run_dir: str) -> None:
     """Loads the weights of `run_dir` into `model`, in place. Raises OSError, or ValueError if they do not fit."""
     from safetensors.torch import load_file
 
-    loaded = load_file(os.path.join(run_dir, WEIGHTS))
-    wanted = named_tensors(model)
-    wrong = sorted(loaded.keys() ^ wanted.keys())
-    wrong += [name for name in wanted.keys() & loaded.keys() if wanted[name].shape != loaded[name].shape]
-    if wrong:
-        raise ValueError(f"{WEIGHTS} in {run_dir} is not of this model: {', '.join(wrong[:5])}")
-    for name, tensor in wanted.items():
-        tensor.copy_(loaded[name])
+    stored_tensors = load_file(os.path.join(run_dir, WEIGHTS))
+    model_tensors = named_tensors(model)
+    bad_names = sorted(stored_tensors.keys() ^ model_tensors.keys())
+    bad_names += [
+        name
+        for name in model_tensors.keys() & stored_tensors.keys()
+        if model_tensors[name].shape != stored_tensors[name].shape
+    ]
+    if bad_names:
+        raise ValueError(f"{WEIGHTS} in {run_dir} is not of this model: {', '.join(bad_names[:5])}")
+    for name, tensor in model_tensors.items():
+        tensor.copy_(stored_tensors[name])

@@ -71,21 +71,21 @@ class Session:
         self._sent += 1
         return _LENGTH.pack(len(content)) + digest + content
 
-    def open(self, waiting: bytes | bytearray) -> bytes | None:
+    def open(self, buffer: bytes | bytearray) -> bytes | None:
         """Returns the content of the frame at the beginning of these bytes; None if it has not arrived whole. Raises
         AuthenticationError.
         """
-        if len(waiting) < HEADER:
+        if len(buffer) < HEADER:
             return None
-        (length,) = _LENGTH.unpack_from(waiting)
+        (length,) = _LENGTH.unpack_from(buffer)
         if length > (MOST if self.is_authenticated else 0):
             raise AuthenticationError(f"it announces a message of {length:,} bytes")
-        if len(waiting) < HEADER + length:
+        if len(buffer) < HEADER + length:
             return None
         assert self._keys is not None
-        content = bytes(waiting[HEADER : HEADER + length])
+        content = bytes(buffer[HEADER : HEADER + length])
         if not hmac.compare_digest(
-            bytes(waiting[_LENGTH.size : HEADER]), _digest(self._keys[1], self._received, content)
+            bytes(buffer[_LENGTH.size : HEADER]), _digest(self._keys[1], self._received, content)
         ):
             raise AuthenticationError("a message of it was changed on its way" if self.is_authenticated else NO_SECRET)
         self._received += 1

@@ -48,15 +48,15 @@ def readable(connections: Iterable[int | Selectable], seconds: float) -> set[int
     takes no descriptor above 1,023, and a coordinator of many hosts has some above.
     """
     poll = select.poll()
-    for each in connections:
-        poll.register(each, select.POLLIN)
+    for connection in connections:
+        poll.register(connection, select.POLLIN)
     return {descriptor for descriptor, _ in poll.poll(math.ceil(seconds * 1000))}
 
 
-def is_connected(calling: socket.socket) -> bool:
+def is_connected(socket_: socket.socket) -> bool:
     """True once a connection that does not wait is made, or has failed."""
     poll = select.poll()
-    poll.register(calling, select.POLLOUT)
+    poll.register(socket_, select.POLLOUT)
     return bool(poll.poll(0))
 
 
@@ -122,8 +122,8 @@ class Connection:
                 del self._waiting[: HEADER + len(content)]
                 if content:
                     messages.append(parse_message(content))
-                for queued in self._queue:
-                    self._leaving += self._session.seal(queued)
+                for queued_message in self._queue:
+                    self._leaving += self._session.seal(queued_message)
                 self._queue = []
         except (AuthenticationError, MessageError) as error:
             self.closed = self.strange = True
@@ -138,10 +138,10 @@ class Connection:
             del self._waiting[:GREETING]
 
     def _receive(self) -> None:
-        most = HEADER + MOST if self.authenticated else GREETING + HEADER  # of an unknown client no more is held
+        limit = HEADER + MOST if self.authenticated else GREETING + HEADER  # of an unknown client no more is held
         try:
-            while len(self._waiting) < most:
-                content = self._socket.recv(min(1 << 16, most - len(self._waiting)))
+            while len(self._waiting) < limit:
+                content = self._socket.recv(min(1 << 16, limit - len(self._waiting)))
                 if not content:
                     self.closed = True
                     return
@@ -209,25 +209,25 @@ def _is_named(host: str) -> bool:
 def listen(address: str, port: int = 0) -> socket.socket:
     """Returns a socket that listens at one address of this host, and at no other. Raises OSError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((address, port))
-        listening.listen(128)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(128)
     except OSError:
-        listening.close()
+        listener.close()
         raise
-    return listening
+    return listener
 
 
 def interface_of(address: str) -> str:
     """Returns the name of the interface that has an IPv4 address, such as `eth0`; "" if that is not known."""
     if sys.platform != "linux":
         return ""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp_socket:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
-                told = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", os.fsencode(name)[:15]))
-                if socket.inet_ntoa(told[20:24]) == address:
+                reply = fcntl.ioctl(udp_socket, _SIOCGIFADDR, struct.pack("256s", os.fsencode(name)[:15]))
+                if socket.inet_ntoa(reply[20:24]) == address:
                     return name
     return ""

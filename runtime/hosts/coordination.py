@@ -86,14 +86,14 @@ class HostGroup:
             self._say(group.node, {"kind": "stop", "timed": board.time_is_up and not board.stop_requested})
         return self._state
 
-    def failed(self, seen: Failure | None) -> None:
+    def failed(self, failure: Failure | None) -> None:
         """Reports what this launcher sees of a failure, once: None if its ranks show nothing."""
         if self.reported:
             return
         self.reported = True
-        if seen is not None and self.group.place:
-            seen = for_others(seen, self.group.place)
-        self._say(self.group.node, {"kind": "failed", "seen": dataclasses.asdict(seen) if seen else None})
+        if failure is not None and self.group.place:
+            failure = for_others(failure, self.group.place)
+        self._say(self.group.node, {"kind": "failed", "seen": dataclasses.asdict(failure) if failure else None})
         if self._state is LauncherState.REPORTING:
             self._state = LauncherState.TRAINING
 
@@ -103,9 +103,9 @@ class HostGroup:
         else:
             self.group.tell(**message)
 
-    def _broadcast(self, kind: str, **more: object) -> None:
-        self.group.tell(kind, **more)
-        self._receive(0, {"kind": kind, **more})
+    def _broadcast(self, kind: str, **fields: object) -> None:
+        self.group.tell(kind, **fields)
+        self._receive(0, {"kind": kind, **fields})
 
     # ------------------------------------------------------------------------------------------------- what is heard
 
@@ -114,14 +114,14 @@ class HostGroup:
             case "done":
                 self._done[node] = str(message["end"])
             case "failed":
-                seen = from_json(Failure, message["seen"]) if message["seen"] is not None else None
-                self._seen[node] = seen
-                self._begin_to_settle(seen.kind if seen is not None else "")
+                failure = from_json(Failure, message["seen"]) if message["seen"] is not None else None
+                self._seen[node] = failure
+                self._begin_to_settle(failure.kind if failure is not None else "")
             case "settle" if not self.reported:
                 self._state, self.asked_of = LauncherState.REPORTING, str(message["of"])
             case "stop":
-                timed = bool(message.get("timed"))
-                self._hold.wanted, self._hold.timed, self._hold.changes = True, timed, False
+                is_timed = bool(message.get("timed"))
+                self._hold.wanted, self._hold.timed, self._hold.changes = True, is_timed, False
             case "hold":
                 self._board.hold_at(int(message["step"]))
                 self._say(self.group.node, {"kind": "held", "step": message["step"], "at": self._board.furthest})
@@ -145,21 +145,21 @@ class HostGroup:
         if self._state in (LauncherState.DONE, LauncherState.FAILED):
             return
         if len(self._done) == len(nodes):
-            again = self._hold.changes and json.loads(self._done[0])["stopped_at"] is not None
-            self._broadcast("part", end=self._done[0], again=again)
+            restarts = self._hold.changes and json.loads(self._done[0])["stopped_at"] is not None
+            self._broadcast("part", end=self._done[0], again=restarts)
             return
-        lost = [node for node in self.group.lost if node not in self._done]
-        if lost or self._seen:
+        lost_nodes = [node for node in self.group.lost if node not in self._done]
+        if lost_nodes or self._seen:
             self._begin_to_settle("lost")
-            missing = [node for node in nodes if node not in self._seen and node not in self.group.lost]
-            if not missing or time.monotonic() > self._settles_until or (lost and self.group.started_by):
-                seen = [each for each in self._seen.values() if each is not None]
-                seen += [self._loss(node) for node in lost]
-                seen = seen or [self._failure(node, "reports a failure, and no cause") for node in self._seen]
-                stopping = self._board.stop_requested or (self._hold.wanted and not self._hold.timed)
-                again, cause = self._follow(better(seen), stopping, bool(lost))
-                change = bool(lost) and self.group.elastic
-                self._broadcast("end", cause=dataclasses.asdict(cause), again=again, change=change)
+            silent_nodes = [node for node in nodes if node not in self._seen and node not in self.group.lost]
+            if not silent_nodes or time.monotonic() > self._settles_until or (lost_nodes and self.group.started_by):
+                failures = [failure for failure in self._seen.values() if failure is not None]
+                failures += [self._loss(node) for node in lost_nodes]
+                failures = failures or [self._failure(node, "reports a failure, and no cause") for node in self._seen]
+                stop_requested = self._board.stop_requested or (self._hold.wanted and not self._hold.timed)
+                restarts, cause = self._follow(better(failures), stop_requested, bool(lost_nodes))
+                change = bool(lost_nodes) and self.group.elastic
+                self._broadcast("end", cause=dataclasses.asdict(cause), again=restarts, change=change)
             return
         if not self._hold.wanted and self._board.furthest and self.group.grows:
             self._hold.wanted = self._hold.changes = True
@@ -174,9 +174,9 @@ class HostGroup:
     def _loss(self, node: int) -> Failure:
         return self._failure(node, f"is gone: {self.group.lost[node]}")
 
-    def _failure(self, node: int, what: str) -> Failure:
+    def _failure(self, node: int, event: str) -> Failure:
         host, step = self.group.hosts[node], self._board.furthest
-        return Failure(rank=None, step=step, kind="ended", message=f"{host} {what}", host=host, time=time.time())
+        return Failure(rank=None, step=step, kind="ended", message=f"{host} {event}", host=host, time=time.time())
 
     def _stop(self, nodes: int) -> None:
         hold = self._hold

@@ -64,11 +64,11 @@ Place = tuple[str, int]
 class TrainingOverError(Exception):
     """The training has ended after `steps` steps, or was `stopped` after them, without this host; `host` knows more."""
 
-    def __init__(self, steps: int = 0, host: str = "", *, stopped: bool = False) -> None:
-        has = "was stopped" if stopped else "has ended"
-        after, knows = f", after {steps} steps," if steps else "", f"; {host} has what it made" if host else ""
-        super().__init__(f"the training {has}{after} without this host{knows}")
-        self.steps, self.host, self.stopped = steps, host, stopped
+    def __init__(self, steps: int = 0, host: str = "", *, was_stopped: bool = False) -> None:
+        verb = "was stopped" if was_stopped else "has ended"
+        step_text, host_text = f", after {steps} steps," if steps else "", f"; {host} has what it made" if host else ""
+        super().__init__(f"the training {verb}{step_text} without this host{host_text}")
+        self.steps, self.host, self.stopped = steps, host, was_stopped
 
 
 class _Elsewhere(Exception):
@@ -85,7 +85,7 @@ def largest(counts: Sequence[int], hosts: int) -> int:
 def named_in(rendezvous: str) -> list[Place]:
     """Returns the names and ports of `HOST[:PORT]`, or of several with commas between. Raises RendezvousError."""
     try:
-        return [parse_endpoint(each.strip()) for each in rendezvous.split(",")]
+        return [parse_endpoint(entry.strip()) for entry in rendezvous.split(",")]
     except ValueError as error:
         raise RendezvousError(f"the rendezvous {error}") from error
 
@@ -98,9 +98,9 @@ def _place(name: str, port: int) -> Place | None:
         return None
 
 
-def _resolvable_addresses(named: Sequence[Place]) -> Iterator[Place]:
+def _resolvable_addresses(places: Sequence[Place]) -> Iterator[Place]:
     """Yields the addresses of these names, each when it is needed. Names that nobody knows are left out."""
-    return (place for each in named if (place := _place(*each)) is not None)
+    return (place for place_name in places if (place := _place(*place_name)) is not None)
 
 
 # ---------------------------------------------------------------------------------------------------- the coordinator
@@ -109,10 +109,10 @@ def _resolvable_addresses(named: Sequence[Place]) -> Iterator[Place]:
 class JoinQueue:
     """Where hosts come to: `arrived` are those that wait, each with its join request."""
 
-    def __init__(self, rendezvous: Rendezvous, listening: socket.socket) -> None:
+    def __init__(self, rendezvous: Rendezvous, listener: socket.socket) -> None:
         self._rendezvous, self._secret = rendezvous, rendezvous.create_secret()
-        self._requests = JoinRequests(listening, self._secret)
-        self.place: Place = listening.getsockname()[:2]
+        self._requests = JoinRequests(listener, self._secret)
+        self.place: Place = listener.getsockname()[:2]
         self.arrived: list[tuple[Connection, Message]] = []
         self.last = time.monotonic()  # when somebody arrived
         self.fresh = True  # no training was kept here yet
@@ -139,24 +139,24 @@ class JoinQueue:
 
     def look(self) -> None:
         """Lets in who has come. Raises _Elsewhere if a coordinator calls from another place."""
-        for connection, (first, *_) in self._requests.poll(("join_request", "elsewhere")):
-            self._receive(connection, first)
-        for each in list(self.arrived):
-            connection, join_request = each
+        for connection, (message, *_) in self._requests.poll(("join_request", "elsewhere")):
+            self._receive(connection, message)
+        for waiting_host in list(self.arrived):
+            connection, join_request = waiting_host
             stops = any(message.get("kind") == "stop" for message in connection.receive())
             if stops and join_request.get("start") and not self.busy:
                 raise StopRequestedError  # one that trained; another one that is asked to stop just leaves
             if connection.closed:
-                self.arrived.remove(each)
+                self.arrived.remove(waiting_host)
 
-    def _receive(self, connection: Connection, first: Message) -> None:
-        if first["kind"] == "elsewhere":
+    def _receive(self, connection: Connection, message: Message) -> None:
+        if message["kind"] == "elsewhere":
             connection.close()
-            place = _redirected(self._rendezvous, first)
+            place = _redirected(self._rendezvous, message)
             if self.fresh and place is not None:
                 raise _Elsewhere(place)
-        elif has_same_facts(self._rendezvous, connection, first):
-            self.arrived.append((connection, first))
+        elif has_same_facts(self._rendezvous, connection, message):
+            self.arrived.append((connection, message))
             self.last = time.monotonic()
             if self.busy:
                 connection.send({"kind": "wait", "why": self.busy})
@@ -167,14 +167,14 @@ class JoinQueue:
         at a place that is named before this one.
         """
         now = time.monotonic()
-        for calling, (place, since) in list(self._calls.items()):
-            if not (is_connected(calling) or now - since > _REACH):
+        for client_socket, (place, since) in list(self._calls.items()):
+            if not (is_connected(client_socket) or now - since > _REACH):
                 continue
-            del self._calls[calling]
-            if calling.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0 and now - since <= _REACH:
-                self._answered(calling, place)
+            del self._calls[client_socket]
+            if client_socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0 and now - since <= _REACH:
+                self._answered(client_socket, place)
             else:
-                calling.close()
+                client_socket.close()
         for connection, (place, since) in list(self._reached.items()):
             connection.receive()
             if connection.closed or not connection.pending or now - since > _REACH:
@@ -186,18 +186,18 @@ class JoinQueue:
             return
         self._called = now
         for address, port in self._next_places():
-            calling = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-            calling.setblocking(False)
-            if calling.connect_ex((address, port)) in (0, errno.EINPROGRESS):
-                self._calls[calling] = (address, port), now
+            client_socket = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+            client_socket.setblocking(False)
+            if client_socket.connect_ex((address, port)) in (0, errno.EINPROGRESS):
+                self._calls[client_socket] = (address, port), now
             else:
-                calling.close()
+                client_socket.close()
 
-    def _answered(self, calling: socket.socket, place: Place) -> None:
+    def _answered(self, client_socket: socket.socket, place: Place) -> None:
         try:
-            connection = Connection(calling, self._secret)
+            connection = Connection(client_socket, self._secret)
         except OSError:  # it is gone already
-            calling.close()
+            client_socket.close()
             return
         self._reached[connection] = place, time.monotonic()
         if not self.fresh:
@@ -205,51 +205,54 @@ class JoinQueue:
 
     def _next_places(self) -> list[Place]:
         """Returns the places to look at now: some of the named places each time, as each must be looked up."""
-        named = named_in(self._rendezvous.address)
+        named_places = named_in(self._rendezvous.address)
         if self._own is None:
-            self._own = next((n for n, each in enumerate(named) if _place(*each) == self.place), len(named))
-        named = named[: self._own] + ([] if self.fresh else named[self._own + 1 :])
-        begin = self._round if self._round < len(named) else 0
+            self._own = next(
+                (n for n, named_place in enumerate(named_places) if _place(*named_place) == self.place),
+                len(named_places),
+            )
+        named_places = named_places[: self._own] + ([] if self.fresh else named_places[self._own + 1 :])
+        begin = self._round if self._round < len(named_places) else 0
         self._round = begin + _CALLS
-        return list(_resolvable_addresses(named[begin : begin + _CALLS]))
+        return list(_resolvable_addresses(named_places[begin : begin + _CALLS]))
 
-    def tell(self, kind: str, **more: object) -> None:
+    def tell(self, kind: str, **fields: object) -> None:
         for connection in self._connections:
-            connection.send({"kind": kind, **more})
+            connection.send({"kind": kind, **fields})
 
     def close(self) -> None:
         self._requests.close()
-        for opened in (self._requests.listening, *self._calls):
-            opened.close()
+        for open_socket in (self._requests.listening, *self._calls):
+            open_socket.close()
         for connection in (*self._connections, *self._reached):
             connection.close()
         self.arrived, self._calls, self._reached = [], {}, {}
 
 
 def _wait_and_select(
-    rendezvous: Rendezvous, join_queue: JoinQueue, before: PreviousStart | None, awaited: set[int]
+    rendezvous: Rendezvous, join_queue: JoinQueue, previous_start: PreviousStart | None, expected_nodes: set[int]
 ) -> RendezvousResult:
-    """Waits for hosts and takes those that the job can train on. `awaited`: nodes of the last start that are expected
-    back.
+    """Waits for hosts and takes those that the job can train on. `expected_nodes`: nodes of the last start that may
+    come back.
     """
-    waiting, began = WaitReporter(rendezvous, f"for hosts at {rendezvous.address}"), time.monotonic()
+    wait_reporter, began = WaitReporter(rendezvous, f"for hosts at {rendezvous.address}"), time.monotonic()
     join_queue.busy = ""
     join_queue.last = began
     try:
         while True:
             join_queue.look()
             hosts = 1 + len(join_queue.arrived)
-            back = {_node(join_request, before) for _, join_request in join_queue.arrived}
+            returned_nodes = {_node(join_request, previous_start) for _, join_request in join_queue.arrived}
             seconds = time.monotonic() - max(began, join_queue.last)
-            patience = LAST_CALL if before is None else 0.0 if awaited <= back else BACK
+            patience = LAST_CALL if previous_start is None else 0.0 if expected_nodes <= returned_nodes else BACK
             if hosts >= rendezvous.counts[-1] or (largest(rendezvous.counts, hosts) and seconds >= patience):
                 holder = rendezvous.holder() if join_queue.fresh else ""
                 if not holder:
-                    return _select_hosts(rendezvous, join_queue, before)
-                waiting.turn_to(f"for the training in its run directory, which {holder} keeps", _STOP_IT)
+                    return _select_hosts(rendezvous, join_queue, previous_start)
+                wait_reporter.turn_to(f"for the training in its run directory, which {holder} keeps", _STOP_IT)
             join_queue.call()
-            waiting.why = f"; {join_queue.refusal}" if join_queue.refusal else ""
-            waiting.look([str(join_request["host"]) for _, join_request in join_queue.arrived])
+            wait_reporter.why = f"; {join_queue.refusal}" if join_queue.refusal else ""
+            wait_reporter.look([str(join_request["host"]) for _, join_request in join_queue.arrived])
             join_queue.wait(AGAIN)
     except _Elsewhere as error:
         join_queue.tell("elsewhere", place=error.place)
@@ -260,58 +263,67 @@ def _wait_and_select(
         raise
 
 
-def _node(join_request: Message, before: PreviousStart | None) -> int:
+def _node(join_request: Message, previous_start: PreviousStart | None) -> int:
     """Returns the node that a host had in the last start; -1 if it was not of it."""
-    same = before is not None and join_request.get("start") == before.start
-    return int(join_request.get("node") or -1) if same else -1
+    is_same_start = previous_start is not None and join_request.get("start") == previous_start.start
+    return int(join_request.get("node") or -1) if is_same_start else -1
 
 
-def _select_hosts(rendezvous: Rendezvous, join_queue: JoinQueue, before: PreviousStart | None) -> RendezvousResult:
+def _select_hosts(
+    rendezvous: Rendezvous, join_queue: JoinQueue, previous_start: PreviousStart | None
+) -> RendezvousResult:
     start, folder = last_start(join_queue.arrived)
     changes = max((int(m.get("changes") or 0) for _, m in join_queue.arrived), default=0)
-    if before is not None:
-        start, folder, changes = max(start, before.start), before.folder, max(changes, before.changes)
-    nodes = [_node(join_request, before) for _, join_request in join_queue.arrived]
+    if previous_start is not None:
+        start, folder, changes = (
+            max(start, previous_start.start),
+            previous_start.folder,
+            max(changes, previous_start.changes),
+        )
+    nodes = [_node(join_request, previous_start) for _, join_request in join_queue.arrived]
     order = sorted(range(len(nodes)), key=lambda n: (nodes[n] < 0, nodes[n]))
-    taken = largest(rendezvous.counts, 1 + len(order)) - 1
-    accepted = [join_queue.arrived[n] for n in order[:taken]]
-    join_queue.arrived, join_queue.fresh = [join_queue.arrived[n] for n in order[taken:]], False
-    hosts = [rendezvous.host, *(str(join_request["host"]) for _, join_request in accepted)]
+    count = largest(rendezvous.counts, 1 + len(order)) - 1
+    accepted_hosts = [join_queue.arrived[n] for n in order[:count]]
+    join_queue.arrived, join_queue.fresh = [join_queue.arrived[n] for n in order[count:]], False
+    hosts = [rendezvous.host, *(str(join_request["host"]) for _, join_request in accepted_hosts)]
     names = " and ".join(names_of(hosts, ranks=False))
     join_queue.busy = f"the training goes on with {names}; this host waits for a place"
     join_queue.tell("wait", why=join_queue.busy)
     address = join_queue.place[0]
-    addresses = [address, *(connection.remote_address for connection, _ in accepted)]
-    return accept_hosts(accepted, hosts, address, start + 1, folder, changes, addresses)
+    addresses = [address, *(connection.remote_address for connection, _ in accepted_hosts)]
+    return accept_hosts(accepted_hosts, hosts, address, start + 1, folder, changes, addresses)
 
 
 # -------------------------------------------------------------------------------------------------------- other hosts
 
 
 def _join(
-    rendezvous: Rendezvous, first: Sequence[Place], before: PreviousStart | None, heir: Callable[[], JoinQueue | None]
+    rendezvous: Rendezvous,
+    first_places: Sequence[Place],
+    previous_start: PreviousStart | None,
+    heir: Callable[[], JoinQueue | None],
 ) -> RendezvousResult | JoinQueue:
     """Looks for a join queue at these places, and then at the places of the rendezvous, and returns what the
     coordinator answers; or the join queue that `heir` has opened.
     """
-    waiting, named = WaitReporter(rendezvous, ""), named_in(rendezvous.address)
+    wait_reporter, named_places = WaitReporter(rendezvous, ""), named_in(rendezvous.address)
     while True:
-        tried: list[Place] = []
-        for place in itertools.chain(first, _resolvable_addresses(named)):
-            if place in tried:
+        tried_places: list[Place] = []
+        for place in itertools.chain(first_places, _resolvable_addresses(named_places)):
+            if place in tried_places:
                 continue
-            tried.append(place)
-            connection = connect(rendezvous, place, waiting, _REACH)
+            tried_places.append(place)
+            connection = connect(rendezvous, place, wait_reporter, _REACH)
             if connection is None:
                 continue
             try:
-                return _request_join(rendezvous, connection, before, waiting)
+                return _request_join(rendezvous, connection, previous_start, wait_reporter)
             except HostLeftError:
                 connection.close()
-                waiting.patient = False
+                wait_reporter.patient = False
             except _Elsewhere as error:
                 connection.close()
-                first = [error.place, *(each for each in first if each != error.place)]
+                first_places = [error.place, *(next_place for next_place in first_places if next_place != error.place)]
                 break
             except BaseException as error:
                 if isinstance(error, StopRequestedError):
@@ -323,27 +335,29 @@ def _join(
             if join_queue is not None:
                 return join_queue
             time.sleep(AGAIN)
-        waiting.what = f"for a host at {' or '.join(dict.fromkeys(place[0] for place in tried)) or rendezvous.address}"
-        waiting.why = waiting.why if tried else ": no such name is known, or no way leads there"
-        waiting.look([])
+        wait_reporter.what = (
+            f"for a host at {' or '.join(dict.fromkeys(place[0] for place in tried_places)) or rendezvous.address}"
+        )
+        wait_reporter.why = wait_reporter.why if tried_places else ": no such name is known, or no way leads there"
+        wait_reporter.look([])
 
 
 def _redirected(rendezvous: Rendezvous, message: Message) -> Place | None:
     """Returns the place to which a launcher is sent on; None for an unnamed one, if nothing proves who sends."""
     address, port = message["place"]
     place = str(address), int(port)
-    named = not rendezvous.secret.is_empty or place in _resolvable_addresses(named_in(rendezvous.address))
-    return place if named else None
+    is_trusted = not rendezvous.secret.is_empty or place in _resolvable_addresses(named_in(rendezvous.address))
+    return place if is_trusted else None
 
 
 def _request_join(
-    rendezvous: Rendezvous, connection: Connection, before: PreviousStart | None, waiting: WaitReporter
+    rendezvous: Rendezvous, connection: Connection, previous_start: PreviousStart | None, wait_reporter: WaitReporter
 ) -> RendezvousResult:
     """Sends a join request to a coordinator and returns its answer. Raises HostLeftError, TrainingOverError,
     _Elsewhere.
     """
-    connection.send(join_request(rendezvous, before))
-    waiting.what, waiting.why, waiting.help = "for the other hosts", "", ""
+    connection.send(join_request(rendezvous, previous_start))
+    wait_reporter.what, wait_reporter.why, wait_reporter.help = "for the other hosts", "", ""
     since = time.monotonic()
     while True:
         readable([connection], AGAIN)
@@ -355,7 +369,7 @@ def _request_join(
             match message["kind"]:
                 case "over":
                     raise TrainingOverError(
-                        int(message["steps"]), str(message["host"]), stopped=bool(message["stopped"])
+                        int(message["steps"]), str(message["host"]), was_stopped=bool(message["stopped"])
                     )
                 case "elsewhere":
                     place = _redirected(rendezvous, message)
@@ -363,12 +377,12 @@ def _request_join(
                         raise HostLeftError("it sends this host to an unknown place")
                     raise _Elsewhere(place)
                 case "wait":
-                    waiting.patient = True
+                    wait_reporter.patient = True
                     rendezvous.say(str(message["why"]))
         if connection.closed or (not connection.authenticated and time.monotonic() - since > HELLO):
-            waiting.why = f", where one was met: {connection.why}" if connection.strange else ""
+            wait_reporter.why = f", where one was met: {connection.why}" if connection.strange else ""
             raise HostLeftError("the host that keeps the training left")
-        waiting.look([])
+        wait_reporter.look([])
 
 
 # ------------------------------------------------------------------------------------------------------------ meeting
@@ -387,16 +401,16 @@ class PreviousMembership:
 
 def meet(rendezvous: Rendezvous) -> tuple[RendezvousResult, JoinQueue | None]:
     """Meets for the first start. The first host of the rendezvous that is there keeps, if nobody else does."""
-    named, began = named_in(rendezvous.address), time.monotonic()
-    if len(named) == 1 and not rendezvous.patient:
-        address_of(named[0][0])
+    named_places, began = named_in(rendezvous.address), time.monotonic()
+    if len(named_places) == 1 and not rendezvous.patient:
+        address_of(named_places[0][0])
 
     def heir() -> JoinQueue | None:
         """Opens a join queue if it is this host's turn, at its own place."""
-        for n, each in enumerate(named):
+        for n, named_place in enumerate(named_places):
             if n and time.monotonic() - began < _LATER * n:
                 break
-            place = _place(*each)
+            place = _place(*named_place)
             join_queue = _opened(rendezvous, place) if place is not None else None
             if join_queue is not None:
                 return join_queue
@@ -406,16 +420,16 @@ def meet(rendezvous: Rendezvous) -> tuple[RendezvousResult, JoinQueue | None]:
 
 
 def coordinate_first_start(
-    rendezvous: Rendezvous, met: RendezvousResult | JoinQueue, heir: Callable[[], JoinQueue | None]
+    rendezvous: Rendezvous, outcome: RendezvousResult | JoinQueue, heir: Callable[[], JoinQueue | None]
 ) -> tuple[RendezvousResult, JoinQueue | None]:
     """Waits for hosts at a join queue that this host has opened, until they have met there or elsewhere."""
-    while isinstance(met, JoinQueue):
+    while isinstance(outcome, JoinQueue):
         try:
-            with _closed_on_error(met):
-                return _wait_and_select(rendezvous, met, None, set()), met
+            with _closed_on_error(outcome):
+                return _wait_and_select(rendezvous, outcome, None, set()), outcome
         except _Elsewhere as error:
-            met = _join(rendezvous, [error.place], None, heir)
-    return met, None
+            outcome = _join(rendezvous, [error.place], None, heir)
+    return outcome, None
 
 
 def _opened(rendezvous: Rendezvous, place: Place) -> JoinQueue | None:
@@ -424,41 +438,41 @@ def _opened(rendezvous: Rendezvous, place: Place) -> JoinQueue | None:
         return JoinQueue(rendezvous, listen(*place))
     except OSError as error:
         if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
-            why = f"{rendezvous.host} cannot listen at {rendezvous.address}: {error.strerror}"
-            raise RendezvousError(why) from error
+            reason = f"{rendezvous.host} cannot listen at {rendezvous.address}: {error.strerror}"
+            raise RendezvousError(reason) from error
         return None
 
 
-def meet_again(rendezvous: Rendezvous, was: PreviousMembership) -> tuple[RendezvousResult, JoinQueue | None]:
-    before, port = was.before, named_in(rendezvous.address)[0][1]
-    nodes = range(len(was.addresses))
-    if was.join_queue is not None:
-        there = {node for node in nodes if node and node not in was.lost}
-        return _wait_and_select(rendezvous, was.join_queue, before, there), was.join_queue
-    others = [node for node in nodes if node != before.node]
-    places = [(was.addresses[node], port) for node in others]
+def meet_again(rendezvous: Rendezvous, membership: PreviousMembership) -> tuple[RendezvousResult, JoinQueue | None]:
+    previous_start, port = membership.before, named_in(rendezvous.address)[0][1]
+    nodes = range(len(membership.addresses))
+    if membership.join_queue is not None:
+        present_nodes = {node for node in nodes if node and node not in membership.lost}
+        return _wait_and_select(rendezvous, membership.join_queue, previous_start, present_nodes), membership.join_queue
+    other_nodes = [node for node in nodes if node != previous_start.node]
+    places = [(membership.addresses[node], port) for node in other_nodes]
     began = time.monotonic()
 
     def heir() -> JoinQueue | None:
         """Opens a join queue if it is this host's turn, at its own address, and the run directory is free."""
-        if time.monotonic() - began < _TURN * (before.node - 1):
+        if time.monotonic() - began < _TURN * (previous_start.node - 1):
             return None
         try:
-            listening = listen(was.here, port)
+            listener = listen(membership.here, port)
         except OSError:
             return None
-        if rendezvous.claim(before.folder):
-            join_queue = JoinQueue(rendezvous, listening)
+        if rendezvous.claim(previous_start.folder):
+            join_queue = JoinQueue(rendezvous, listener)
             join_queue.fresh = False
             return join_queue
-        listening.close()
+        listener.close()
         return None
 
-    joined = _join(rendezvous, places, before, heir)
-    if isinstance(joined, RendezvousResult):
-        return joined, None
-    with _closed_on_error(joined):
-        return _wait_and_select(rendezvous, joined, before, {node for node in others if node}), joined
+    outcome = _join(rendezvous, places, previous_start, heir)
+    if isinstance(outcome, RendezvousResult):
+        return outcome, None
+    with _closed_on_error(outcome):
+        return _wait_and_select(rendezvous, outcome, previous_start, {node for node in other_nodes if node}), outcome
 
 
 @contextlib.contextmanager

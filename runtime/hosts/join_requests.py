@@ -23,31 +23,31 @@ PENDING = 32  # connections that have not said who they are
 class JoinRequests:
     """Those who come to the socket; `secret` is the run's. `refusal` says who was turned away last, and why."""
 
-    def __init__(self, listening: socket.socket, secret: bytes) -> None:
-        self.listening, self._secret = listening, secret
+    def __init__(self, listener: socket.socket, secret: bytes) -> None:
+        self.listening, self._secret = listener, secret
         self._pending: dict[Connection, float] = {}  # since when, the oldest first
         self.refusal = ""
-        listening.setblocking(False)
+        listener.setblocking(False)
 
     @property
     def handles(self) -> list[int]:
-        listening = [] if self._is_full() else [self.listening.fileno()]
-        return [*listening, *(connection.fileno() for connection in self._pending)]
+        listener_handles = [] if self._is_full() else [self.listening.fileno()]
+        return [*listener_handles, *(connection.fileno() for connection in self._pending)]
 
     def poll(self, kinds: Sequence[str] = ("join_request",)) -> list[tuple[Connection, list[Message]]]:
         """Returns the connections that have begun with a message of these kinds, with all that they have said; drops
         those that say anything else, or nothing for too long.
         """
         self._accept()
-        now, arrived = time.monotonic(), []
+        now, answered = time.monotonic(), []
         for connection, since in list(self._pending.items()):
             messages = connection.receive()
             if messages and messages[0]["kind"] in kinds:
                 del self._pending[connection]
-                arrived.append((connection, messages))
+                answered.append((connection, messages))
             elif messages or connection.closed or now - since > HELLO:
                 self._drop(connection)
-        return arrived
+        return answered
 
     def _accept(self) -> None:
         for _ in range(PENDING):  # one after another, as fast as they come, would keep the launcher here

@@ -64,29 +64,33 @@ class LauncherGroup:
     """
 
     def __init__(
-        self, rendezvous: Rendezvous, where: RendezvousPlace, met: RendezvousResult, join_queue: JoinQueue | None = None
+        self,
+        rendezvous: Rendezvous,
+        place: RendezvousPlace,
+        result: RendezvousResult,
+        join_queue: JoinQueue | None = None,
     ) -> None:
-        self._rendezvous, self._where, self._join_queue = rendezvous, where, join_queue
-        listening = where.listening if rendezvous.endpoint is None else None
-        requests = JoinRequests(listening, rendezvous.create_secret()) if listening is not None else None
+        self._rendezvous, self._where, self._join_queue = rendezvous, place, join_queue
+        listener = place.listening if rendezvous.endpoint is None else None
+        requests = JoinRequests(listener, rendezvous.create_secret()) if listener is not None else None
         self._late = LateJoiners(rendezvous, requests) if requests is not None else None
-        self.folder = met.folder  # the run directory of the coordinator, when it is known
-        self._take(met)
+        self.folder = result.folder  # the run directory of the coordinator, when it is known
+        self._take(result)
 
-    def _take(self, met: RendezvousResult) -> None:
-        rendezvous, node, machines = self._rendezvous, met.node, tuple(met.machines)
-        self.node, self.machines, self.store, self.start = node, machines, met.store, met.start
-        self.changes, self._addresses = met.changes, met.addresses
+    def _take(self, result: RendezvousResult) -> None:
+        rendezvous, node, machines = self._rendezvous, result.node, tuple(result.machines)
+        self.node, self.machines, self.store, self.start = node, machines, result.store, result.start
+        self.changes, self._addresses = result.changes, result.addresses
         self.hosts = tuple(names_of(machines, ranks=rendezvous.ranks))
         self.ranks = range(node * rendezvous.processes, (node + 1) * rendezvous.processes)
-        alone = rendezvous.ranks and len(set(machines)) == 1
+        on_one_machine = rendezvous.ranks and len(set(machines)) == 1
         # The place of a rank's failure.
-        self.place = "" if alone else self.machines[node] if rendezvous.ranks else self.hosts[node]
-        self.listening = met.listening  # at the store's address, on the coordinator
+        self.place = "" if on_one_machine else self.machines[node] if rendezvous.ranks else self.hosts[node]
+        self.listening = result.listening  # at the store's address, on the coordinator
         self.lost: dict[int, str] = {}  # nodes, and why
         self.apart = False  # True when the hosts have parted to meet again, and this one has met none
-        self._connections = dict(met.connections)
-        self._early = list(met.early)
+        self._connections = dict(result.connections)
+        self._early = list(result.early)
 
     @property
     def elastic(self) -> bool:
@@ -97,9 +101,9 @@ class LauncherGroup:
         """True on the coordinator of an elastic training if hosts wait with which the job can train on more of them."""
         if self._join_queue is None:
             return False
-        here = len(self.machines)
-        more = elastic.largest(self._rendezvous.counts, here + len(self._join_queue.arrived)) > here
-        return more and time.monotonic() > self._join_queue.last + elastic.SETTLE
+        host_count = len(self.machines)
+        can_grow = elastic.largest(self._rendezvous.counts, host_count + len(self._join_queue.arrived)) > host_count
+        return can_grow and time.monotonic() > self._join_queue.last + elastic.SETTLE
 
     @property
     def handles(self) -> list[int]:
@@ -140,14 +144,14 @@ class LauncherGroup:
     def connections(self) -> list[Connection]:
         return [connection for node, connection in self._connections.items() if node not in self.lost]
 
-    def leave(self, why: str) -> None:
+    def leave(self, reason: str) -> None:
         """Tells the other launchers why this launcher cannot train; they leave, if they wait for it."""
-        self.tell("leaves", why=why[: MOST // 8])
+        self.tell("leaves", why=reason[: MOST // 8])
 
-    def tell(self, kind: str, **more: object) -> None:
+    def tell(self, kind: str, **fields: object) -> None:
         """Sends a message: the coordinator to all others, another host to the coordinator."""
         for connection in self.connections:
-            connection.send({"kind": kind, **more})
+            connection.send({"kind": kind, **fields})
 
     def hear(self) -> list[tuple[int, Message]]:
         """Returns the messages that have arrived, with the node that sent each, and notes who is lost. Lets in who
@@ -158,43 +162,43 @@ class LauncherGroup:
             self._join_queue.call()
         if self._turns_away is not None:
             self._turns_away.look(self.hosts)
-        found, self._early = self._early, []
+        messages, self._early = self._early, []
         for node, connection in self._connections.items():
             if node not in self.lost:
-                found += [(node, message) for message in connection.receive()]
+                messages += [(node, message) for message in connection.receive()]
                 if connection.closed:
                     self.lost[node] = connection.why
-        return found
+        return messages
 
-    def expel(self, node: int, why: str) -> None:
+    def expel(self, node: int, reason: str) -> None:
         """Gives a host up, which then counts as lost."""
         self._connections[node].close()
-        self.lost[node] = why
+        self.lost[node] = reason
 
     def wait_for(self, kind: str, timeout: float) -> dict[int, Message]:
         """Returns the message of this kind from each host at a connection, waiting for it. Raises RendezvousError."""
-        found: dict[int, Message] = {}
-        others: list[tuple[int, Message]] = []
+        answers: dict[int, Message] = {}
+        other_messages: list[tuple[int, Message]] = []
         until = time.monotonic() + timeout
-        while missing := [node for node in self._connections if node not in found]:
+        while silent_nodes := [node for node in self._connections if node not in answers]:
             for node, message in self.hear():
                 if message.get("kind") == "leaves":
                     raise RendezvousError(f"{self.hosts[node]} left: {message['why']}")
                 if message.get("kind") == "again":
                     raise HostLeftError("a host was lost")
-                if message.get("kind") == kind and node not in found:
-                    found[node] = message
+                if message.get("kind") == kind and node not in answers:
+                    answers[node] = message
                 else:
-                    others.append((node, message))
-            gone = [node for node in missing if node in self.lost and node not in found]
-            if gone:
-                raise HostLeftError(f"{self.hosts[gone[0]]} left: {self.lost[gone[0]]}")
+                    other_messages.append((node, message))
+            lost_nodes = [node for node in silent_nodes if node in self.lost and node not in answers]
+            if lost_nodes:
+                raise HostLeftError(f"{self.hosts[lost_nodes[0]]} left: {self.lost[lost_nodes[0]]}")
             if time.monotonic() > until:
-                raise HostLeftError(f"{self.hosts[missing[0]]} did not answer within {timeout:g} s")
-            if len(found) < len(self._connections):
+                raise HostLeftError(f"{self.hosts[silent_nodes[0]]} did not answer within {timeout:g} s")
+            if len(answers) < len(self._connections):
                 readable(self.connections, AGAIN)
-        self._early = others
-        return found
+        self._early = other_messages
+        return answers
 
     def go_on(self, starts: int) -> None:
         """Takes the training to be one that was cut off after `starts` starts of its ranks, if any, none of which
@@ -212,50 +216,54 @@ class LauncherGroup:
             readable(self.connections, AGAIN)
             self.hear()
 
-    def meet_again(self, start: int, until: float, stopped: Callable[[], bool]) -> None:
+    def meet_again(self, start: int, until: float, is_stopped: Callable[[], bool]) -> None:
         """Has all hosts meet for the start `start` of the ranks, until that time of the clock. Raises RendezvousError,
-        and StopRequestedError if a host was asked to stop, as `stopped` says of this one.
+        and StopRequestedError if a host was asked to stop, as `is_stopped` says of this host.
         """
         if self.started_by:
-            self._stay(start, until, stopped)
+            self._stay(start, until, is_stopped)
             return
-        lost = frozenset(self.lost)
+        lost_nodes = frozenset(self.lost)
         if self._join_queue is not None:
             self._join_queue.busy = ""  # those who come back are no hosts that wait for a place
-        parted = time.monotonic() + PARTING
+        deadline = time.monotonic() + PARTING
         # Or they might lose what it has said.
-        while self.is_coordinator and self.connections and time.monotonic() < parted:
+        while self.is_coordinator and self.connections and time.monotonic() < deadline:
             readable(self.connections, AGAIN)
             self.hear()
-        here = self._local_address
+        local_address = self._local_address
         self._part()
         self.apart = True
-        rendezvous = replace(self._rendezvous, until=until, stopped=stopped)
-        before = PreviousStart(node=self.node, start=start - 1, folder=self.folder, changes=self.changes)
+        rendezvous = replace(self._rendezvous, until=until, stopped=is_stopped)
+        previous_start = PreviousStart(node=self.node, start=start - 1, folder=self.folder, changes=self.changes)
         if self.elastic:
-            was = elastic.PreviousMembership(
-                before=before, join_queue=self._join_queue, lost=lost, addresses=self._addresses, here=here
+            membership = elastic.PreviousMembership(
+                before=previous_start,
+                join_queue=self._join_queue,
+                lost=lost_nodes,
+                addresses=self._addresses,
+                here=local_address,
             )
-            met, self._join_queue = elastic.meet_again(rendezvous, was)
-            self._take(met)
+            result, self._join_queue = elastic.meet_again(rendezvous, membership)
+            self._take(result)
         elif self.is_coordinator:
-            awaited = frozenset(range(1, len(self.machines))) - lost
-            self._take(wait_for_hosts(rendezvous, self._where, start, self._late, awaited))
+            expected_nodes = frozenset(range(1, len(self.machines))) - lost_nodes
+            self._take(wait_for_hosts(rendezvous, self._where, start, self._late, expected_nodes))
         else:
-            self._take(join(rendezvous, self._where, before))
+            self._take(join(rendezvous, self._where, previous_start))
 
-    def _stay(self, start: int, until: float, stopped: Callable[[], bool]) -> None:
+    def _stay(self, start: int, until: float, is_stopped: Callable[[], bool]) -> None:
         if self.is_coordinator:
-            ready = self.wait_for("ready", until - time.monotonic())
+            answers = self.wait_for("ready", until - time.monotonic())
             self._early = []  # what they have said of the start before
             self._listen_anew()
-            stops = stopped() or any(message["stops"] for message in ready.values())
+            stops = is_stopped() or any(message["stops"] for message in answers.values())
             self.tell("store", port=self.store[1], start=start, stops=stops)
             self.start = start
         else:
-            self.tell("ready", stops=stopped())
-            told = self.wait_for("store", until - time.monotonic())[0]
-            self.store, self.start, stops = (self.store[0], int(told["port"])), int(told["start"]), told["stops"]
+            self.tell("ready", stops=is_stopped())
+            reply = self.wait_for("store", until - time.monotonic())[0]
+            self.store, self.start, stops = (self.store[0], int(reply["port"])), int(reply["start"]), reply["stops"]
         if stops:
             raise StopRequestedError
 
@@ -266,21 +274,21 @@ class LauncherGroup:
         self.store = self.store[0], int(self.listening.getsockname()[1])
 
     def gather(
-        self, work: Callable[[], T], start: int, until: float, stopped: Callable[[], bool], *, met: bool = False
+        self, work: Callable[[], T], start: int, until: float, is_stopped: Callable[[], bool], *, has_met: bool = False
     ) -> T:
         """Has all hosts meet for the start `start`, and returns what `work` gives, which all of them call. A host that
-        is lost meanwhile has them meet once more, if it may come back. `met`: they have met already, for the first one.
+        is lost meanwhile has them meet once more, if it may come back. `has_met`: they have met for the first start.
         Raises what `meet_again` does, and `work`.
         """
         while True:
             try:
-                if not met:
-                    self.meet_again(start, until, stopped)
+                if not has_met:
+                    self.meet_again(start, until, is_stopped)
                 return work()
             except HostLeftError as error:
                 if not (self._rendezvous.again or self.elastic):
                     raise
-                met = False
+                has_met = False
                 if self.is_coordinator:
                     self._rendezvous.say(f"{error}: the hosts meet again")
                     self.tell("again")
@@ -299,8 +307,8 @@ class LauncherGroup:
         if self._where.listening is not None:
             self._where.listening.close()
 
-    def dismiss(self, steps: int | None, *, stopped: bool = False) -> None:
-        """Tells the hosts that wait to take part that the training is over, or was `stopped`, after `steps`; None if it
+    def dismiss(self, steps: int | None, *, was_stopped: bool = False) -> None:
+        """Tells the hosts that wait to take part that the training is over, or `was_stopped`, after `steps`; None if it
         failed.
         """
         if self._join_queue is None:
@@ -308,7 +316,7 @@ class LauncherGroup:
         if steps is None:
             self._join_queue.tell("refused", why="the training failed")
         else:
-            self._join_queue.tell("over", steps=steps, host=self.machines[0], stopped=stopped)
+            self._join_queue.tell("over", steps=steps, host=self.machines[0], stopped=was_stopped)
 
 
 # ------------------------------------------------------------------------------------------------------------ meeting
@@ -318,12 +326,12 @@ def meet(rendezvous: Rendezvous) -> LauncherGroup:
     """Returns the group of all hosts, when all have come and agree. Raises RendezvousError, and TrainingOverError."""
     try:
         if rendezvous.counts:
-            met, join_queue = elastic.meet(rendezvous)
-            return LauncherGroup(rendezvous, RendezvousPlace(rendezvous.address, lambda: None), met, join_queue)
+            result, join_queue = elastic.meet(rendezvous)
+            return LauncherGroup(rendezvous, RendezvousPlace(rendezvous.address, lambda: None), result, join_queue)
         return _meet_at(rendezvous.endpoint, rendezvous) if rendezvous.endpoint is not None else _meet(rendezvous)
     except StopRequestedError:
         if rendezvous.counts:
-            raise elastic.TrainingOverError(stopped=True) from None
+            raise elastic.TrainingOverError(was_stopped=True) from None
         raise RendezvousError("another host was asked to stop while the hosts met") from None
 
 
@@ -333,29 +341,29 @@ def _meet(rendezvous: Rendezvous) -> LauncherGroup:
     except ValueError as error:
         raise RendezvousError(f"the rendezvous {error}") from error
     address = address_of(name)
-    where = RendezvousPlace(f"{name}:{port}", lambda: (address, port))
+    place = RendezvousPlace(f"{name}:{port}", lambda: (address, port))
     try:
-        listening = listen(address, port)
+        listener = listen(address, port)
     except OSError as error:
         if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE):
             raise RendezvousError(_unheard(f"{name}:{port}", rendezvous, error)) from error
-        where = replace(where, taken=error.errno == errno.EADDRINUSE)
-        return LauncherGroup(rendezvous, where, join(rendezvous, where))
-    return _start_coordinator(rendezvous, replace(where, listening=listening), listening)
+        place = replace(place, taken=error.errno == errno.EADDRINUSE)
+        return LauncherGroup(rendezvous, place, join(rendezvous, place))
+    return _start_coordinator(rendezvous, replace(place, listening=listener), listener)
 
 
 def _meet_at(endpoint: Endpoint, rendezvous: Rendezvous) -> LauncherGroup:
     if rendezvous.fault:
         rendezvous = replace(rendezvous, timeout=min(rendezvous.timeout, _TURNED_AWAY))
     try:
-        where = RendezvousPlace(endpoint.name, endpoint.find)
+        place = RendezvousPlace(endpoint.name, endpoint.find)
         if rendezvous.place:
-            return LauncherGroup(rendezvous, where, join(rendezvous, where))
+            return LauncherGroup(rendezvous, place, join(rendezvous, place))
         try:
-            listening = endpoint.open()
+            listener = endpoint.open()
         except OSError as error:
             raise RendezvousError(_unheard(endpoint.name, rendezvous, error)) from error
-        return _start_coordinator(rendezvous, replace(where, listening=listening), listening)
+        return _start_coordinator(rendezvous, replace(place, listening=listener), listener)
     finally:
         endpoint.close()
 
@@ -369,10 +377,10 @@ def _unheard(name: str, rendezvous: Rendezvous, error: OSError) -> str:
     return f"{rendezvous.host} cannot listen at {name}: {error.strerror}" + (f"\nhelp: {remedy}" if remedy else "")
 
 
-def _start_coordinator(rendezvous: Rendezvous, where: RendezvousPlace, listening: socket.socket) -> LauncherGroup:
+def _start_coordinator(rendezvous: Rendezvous, place: RendezvousPlace, listener: socket.socket) -> LauncherGroup:
     with contextlib.ExitStack() as until_met:
-        until_met.enter_context(listening)
-        group = LauncherGroup(rendezvous, where, wait_for_hosts(rendezvous, where))
+        until_met.enter_context(listener)
+        group = LauncherGroup(rendezvous, place, wait_for_hosts(rendezvous, place))
         if rendezvous.again or rendezvous.endpoint is None:
             until_met.pop_all()  # the group closes it
         return group
@@ -387,11 +395,11 @@ def shared(group: LauncherGroup, folder: str, timeout: float) -> tuple[str, list
     on the coordinator.
     """
     if not group.is_coordinator:
-        asked = group.wait_for("folder", timeout)[0]
-        group.start = int(asked["start"])
-        group.tell("sees", content=_nonce_in(str(asked["folder"]), str(asked["file"])))
-        told = group.wait_for("blind", timeout)[0]
-        return str(asked["folder"]), [int(node) for node in told["nodes"] if node < len(group.machines)]
+        request = group.wait_for("folder", timeout)[0]
+        group.start = int(request["start"])
+        group.tell("sees", content=_nonce_in(str(request["folder"]), str(request["file"])))
+        reply = group.wait_for("blind", timeout)[0]
+        return str(request["folder"]), [int(node) for node in reply["nodes"] if node < len(group.machines)]
     name, nonce = f".dslc-{secrets.token_hex(8)}", secrets.token_hex(16)
     path = os.path.join(folder, name)
     with open(path, "x", encoding="utf-8") as file:
@@ -418,16 +426,16 @@ def _nonce_in(folder: str, name: str) -> str:
         return file.read(64).decode(errors="replace") if stat.S_ISREG(os.fstat(descriptor).st_mode) else ""
 
 
-def require_same_value(group: LauncherGroup, what: str, value: str, timeout: float) -> None:
+def require_same_value(group: LauncherGroup, subject: str, value: str, timeout: float) -> None:
     """Raises RendezvousError, on all hosts, if one has another `value` than the coordinator. Called by all."""
     if group.is_coordinator:
         answers = group.wait_for("value", timeout)
-        told = {0: value} | {node: str(message["value"]) for node, message in sorted(answers.items())}
-        wrong = next((node for node, each in told.items() if each != value), None)
-        why = "" if wrong is None else f"{group.hosts[wrong]} has not the same as {group.hosts[0]}"
-        group.tell("alike", why=why)
+        values = {0: value} | {node: str(message["value"]) for node, message in sorted(answers.items())}
+        different_node = next((node for node, node_value in values.items() if node_value != value), None)
+        reason = "" if different_node is None else f"{group.hosts[different_node]} has not the same as {group.hosts[0]}"
+        group.tell("alike", why=reason)
     else:
         group.tell("value", value=value)
-        why = str(group.wait_for("alike", timeout)[0]["why"])
-    if why:
-        raise RendezvousError(f"the hosts differ in {what}: {why}; {group.hosts[group.node]} has {value}")
+        reason = str(group.wait_for("alike", timeout)[0]["why"])
+    if reason:
+        raise RendezvousError(f"the hosts differ in {subject}: {reason}; {group.hosts[group.node]} has {value}")

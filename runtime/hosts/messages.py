@@ -88,9 +88,9 @@ def check_message(message: Message) -> None:
         shape = fields.get(name, fields.get(f"{name}?"))
         if name != "kind" and (shape is None or not _has_shape(value, shape)):
             raise MessageError(f"a field of its message `{kind}` is unknown, or of another type")
-    missing = [name for name in fields if not name.endswith("?") and name not in message]
-    if missing:
-        raise MessageError(f"its message `{kind}` has no `{missing[0]}`")
+    missing_fields = [name for name in fields if not name.endswith("?") and name not in message]
+    if missing_fields:
+        raise MessageError(f"its message `{kind}` has no `{missing_fields[0]}`")
     hosts = message.get("hosts", [message.get("host", "")])
     if any(len(host) > _HOST or not host.isprintable() for host in hosts):
         raise MessageError(f"its message `{kind}` has a name of a host that is none")

@@ -77,17 +77,17 @@ class WaitReporter:
     asked to.
     """
 
-    def __init__(self, rendezvous: Rendezvous, what: str) -> None:
-        self.what, self.why, self.help = what, "", ""
+    def __init__(self, rendezvous: Rendezvous, purpose: str) -> None:
+        self.what, self.why, self.help = purpose, "", ""
         self.patient = False  # it is known that this host waits for a place
         self._rendezvous, self._began = rendezvous, time.monotonic()
         self._unseen = 0.0  # since when somebody answers, but the file of the secret is not seen
         self._next = self._began + _SAY[0]
 
-    def turn_to(self, what: str, help: str) -> None:
+    def turn_to(self, purpose: str, help: str) -> None:
         """Waits for something else from now on, and reports it at once."""
-        if what != self.what:
-            self.what, self.why, self.help, self._next = what, "", help, time.monotonic()
+        if purpose != self.what:
+            self.what, self.why, self.help, self._next = purpose, "", help, time.monotonic()
 
     def unseen(self, path: str) -> None:
         """Waits for the file of the secret, for a while. Raises RendezvousError."""
@@ -95,22 +95,24 @@ class WaitReporter:
         self.why = f", whose secret {path} is not seen here"
         self.help = f"a folder that all hosts share, which --out names; or the same {TOKEN} on all of them"
         if time.monotonic() > self._unseen + _UNSEEN:
-            waited = f"{self._rendezvous.host} waited {_UNSEEN:g} s {self.what}{self.why}"
-            raise RendezvousError(f"{waited}\nhelp: {self.help}")
+            wait_text = f"{self._rendezvous.host} waited {_UNSEEN:g} s {self.what}{self.why}"
+            raise RendezvousError(f"{wait_text}\nhelp: {self.help}")
 
-    def look(self, arrived: Sequence[str]) -> None:
+    def look(self, host_names: Sequence[str]) -> None:
         if self._rendezvous.stopped():
             raise StopRequestedError
         now = time.monotonic()
-        there = f"; here: {', '.join([self._rendezvous.host, *arrived])}" if arrived else ""
+        hosts_text = f"; here: {', '.join([self._rendezvous.host, *host_names])}" if host_names else ""
         limit = math.inf if self._rendezvous.patient else self._began + self._rendezvous.timeout
         if not self.patient and now > min(limit, self._rendezvous.until):
-            waited = (
+            wait_text = (
                 f"{self._rendezvous.host} waited {self._rendezvous.timeout:g} s (`launch.timeout`) "
                 f"{self.what}{self.why}"
             )
             help = f"\nhelp: {self.help}" if self.help else ""
-            raise RendezvousError(f"{waited}{there}; {self._rendezvous.needs.format(self._rendezvous.takes)}{help}")
+            raise RendezvousError(
+                f"{wait_text}{hosts_text}; {self._rendezvous.needs.format(self._rendezvous.takes)}{help}"
+            )
         if now >= self._next and not self.patient:
             self._next = now + _SAY[1]
-            self._rendezvous.say(f"waiting {self.what}{self.why}{there}; the job takes {self._rendezvous.takes}")
+            self._rendezvous.say(f"waiting {self.what}{self.why}{hosts_text}; the job takes {self._rendezvous.takes}")

@@ -81,16 +81,16 @@ class FileEndpoint:
         self.name, self.secret = f"the address in {path}", b""
 
     def open(self) -> socket.socket:
-        listening = listen("127.0.0.1" if self._one_host else _address_here())
+        listener = listen("127.0.0.1" if self._one_host else _address_here())
         folder = os.path.dirname(self._path)
         if not os.path.isdir(folder):
             os.makedirs(folder, exist_ok=True)
             self._made.append(folder)
         secret = secrets.token_hex(32)
-        write_private(self._path, json.dumps([*listening.getsockname()[:2], secret]), replace=True)
+        write_private(self._path, json.dumps([*listener.getsockname()[:2], secret]), replace=True)
         self.secret = secret.encode()
         self._made.append(self._path)
-        return listening
+        return listener
 
     def find(self) -> tuple[str, int] | None:
         try:
@@ -117,37 +117,37 @@ def _address_here() -> str:
     name = socket.gethostname()
     with contextlib.suppress(RendezvousError):
         return address_of(name)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, contextlib.suppress(OSError):
-        asking.connect(_ELSEWHERE)  # sends nothing
-        here: str = asking.getsockname()[0]
-        return here
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp_socket, contextlib.suppress(OSError):
+        udp_socket.connect(_ELSEWHERE)  # sends nothing
+        local_address: str = udp_socket.getsockname()[0]
+        return local_address
     raise RendezvousError(f"the address of {name}, where rank 0 is, is not known there: give it by --rendezvous HOST")
 
 
 def address_of(name: str) -> str:
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        candidates = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise RendezvousError(
             f"the name of the rendezvous, `{name}`, does not resolve on {socket.gethostname()} ({error.strerror}): "
             "give the first host's name or address as this host knows it"
         ) from error
-    address: str = sorted(found, key=lambda each: each[0] != socket.AF_INET)[0][4][0]  # type: ignore[assignment]
+    address: str = sorted(candidates, key=lambda candidate: candidate[0] != socket.AF_INET)[0][4][0]  # type: ignore[assignment]
     _reachable(address, name)
     return address
 
 
 def address_toward(name: str) -> str:
     """Returns the address of this host on the way to another host, or to itself. Raises RendezvousError."""
-    there = address_of(name)
-    family = socket.AF_INET6 if ":" in there else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as asking:
+    remote_address = address_of(name)
+    family = socket.AF_INET6 if ":" in remote_address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as udp_socket:
         try:
-            asking.connect((there, 9))  # sends nothing
+            udp_socket.connect((remote_address, 9))  # sends nothing
         except OSError as error:
             raise RendezvousError(f"no way leads from {socket.gethostname()} to {name}: {error.strerror}") from error
-        here: str = asking.getsockname()[0]
-    return here
+        local_address: str = udp_socket.getsockname()[0]
+    return local_address
 
 
 def _reachable(address: str, name: str) -> None:

@@ -84,53 +84,59 @@ class RendezvousPlace:
 
 def wait_for_hosts(
     rendezvous: Rendezvous,
-    where: RendezvousPlace,
+    rendezvous_place: RendezvousPlace,
     start: int = 1,
-    late: LateJoiners | None = None,
-    awaited: frozenset[int] = frozenset(),
+    late_joiners: LateJoiners | None = None,
+    expected_nodes: frozenset[int] = frozenset(),
 ) -> RendezvousResult:
-    """Waits for all hosts. `start`: of the ranks; after the first a host that differs is refused alone. `late` has
-    those that have come already, and `awaited` are the nodes of the last start that were not lost.
+    """Waits for all hosts. `start`: of the ranks; after the first a host that differs is refused alone.
+    `late_joiners` has the hosts that have come already; `expected_nodes` are the nodes of the last start that were
+    not lost.
     """
-    assert where.listening is not None
-    name = where.name if rendezvous.endpoint is not None else rendezvous.address
-    waiting = WaitReporter(rendezvous, f"for the hosts at {name}")
-    requests = late.requests if late is not None else JoinRequests(where.listening, rendezvous.create_secret())
-    arrived = late.hand_over() if late is not None else []
+    assert rendezvous_place.listening is not None
+    name = rendezvous_place.name if rendezvous.endpoint is not None else rendezvous.address
+    wait_reporter = WaitReporter(rendezvous, f"for the hosts at {name}")
+    requests = (
+        late_joiners.requests
+        if late_joiners is not None
+        else JoinRequests(rendezvous_place.listening, rendezvous.create_secret())
+    )
+    arrivals = late_joiners.hand_over() if late_joiners is not None else []
     began = time.monotonic()
     try:
-        while len(arrived) + 1 < rendezvous.nodes or (
-            time.monotonic() < began + BACK and not awaited <= {join_request.get("node") for _, join_request in arrived}
+        while len(arrivals) + 1 < rendezvous.nodes or (
+            time.monotonic() < began + BACK
+            and not expected_nodes <= {join_request.get("node") for _, join_request in arrivals}
         ):
-            waiting.why = f"; {requests.refusal}" if requests.refusal else ""
-            waiting.look([str(message["host"]) for _, message in arrived])
-            readable([*requests.handles, *(connection.fileno() for connection, _ in arrived)], AGAIN)
-            joined = _accept_join_requests(requests)
-            arrived += [each for each in joined if start == 1 or has_same_facts(rendezvous, *each)]
-            arrived = [(connection, message) for connection, message in arrived if not _has_left(connection)]
+            wait_reporter.why = f"; {requests.refusal}" if requests.refusal else ""
+            wait_reporter.look([str(message["host"]) for _, message in arrivals])
+            readable([*requests.handles, *(connection.fileno() for connection, _ in arrivals)], AGAIN)
+            joiners = _accept_join_requests(requests)
+            arrivals += [joiner for joiner in joiners if start == 1 or has_same_facts(rendezvous, *joiner)]
+            arrivals = [(connection, message) for connection, message in arrivals if not _has_left(connection)]
         if rendezvous.endpoint is None:
-            arrived = _as_many(rendezvous, arrived)
-        return _complete_rendezvous(rendezvous, arrived, where.listening.getsockname()[0], start)
+            arrivals = _as_many(rendezvous, arrivals)
+        return _complete_rendezvous(rendezvous, arrivals, rendezvous_place.listening.getsockname()[0], start)
     except BaseException as error:
-        for connection, _ in arrived:
+        for connection, _ in arrivals:
             if isinstance(error, StopRequestedError):
                 connection.send({"kind": "stopped"})
             connection.close()
         if isinstance(error, StopRequestedError):
-            _tell_who_comes(requests, rendezvous.nodes - 1 - len(arrived))
+            _tell_who_comes(requests, rendezvous.nodes - 1 - len(arrivals))
         raise
     finally:
         requests.close()
 
 
-def _as_many(rendezvous: Rendezvous, arrived: list[tuple[Connection, Message]]) -> list[tuple[Connection, Message]]:
+def _as_many(rendezvous: Rendezvous, arrivals: list[tuple[Connection, Message]]) -> list[tuple[Connection, Message]]:
     """Returns as many hosts as the job takes, hosts of the last start first, and refuses the rest."""
-    arrived = sorted(arrived, key=lambda each: each[1].get("node") is None)
-    taken, over = arrived[: rendezvous.nodes - 1], arrived[rendezvous.nodes - 1 :]
-    hosts = names_of([rendezvous.host, *(str(join_request["host"]) for _, join_request in taken)], ranks=False)
-    for connection, join_request in over:
+    arrivals = sorted(arrivals, key=lambda arrival: arrival[1].get("node") is None)
+    accepted_hosts, refused_hosts = arrivals[: rendezvous.nodes - 1], arrivals[rendezvous.nodes - 1 :]
+    hosts = names_of([rendezvous.host, *(str(join_request["host"]) for _, join_request in accepted_hosts)], ranks=False)
+    for connection, join_request in refused_hosts:
         refuse(connection, _too_late(rendezvous, join_request, hosts))
-    return taken
+    return accepted_hosts
 
 
 def _too_late(rendezvous: Rendezvous, join_request: Message, hosts: Sequence[str]) -> str:
@@ -141,15 +147,15 @@ def _too_late(rendezvous: Rendezvous, join_request: Message, hosts: Sequence[str
     )
 
 
-def _tell_who_comes(requests: JoinRequests, most: int) -> None:
+def _tell_who_comes(requests: JoinRequests, limit: int) -> None:
     """Tells the hosts that come late that all stop, for a while: they would wait for this one to come back."""
     until = time.monotonic() + PARTING
-    while most > 0 and (rest := until - time.monotonic()) > 0:
-        readable(requests.handles, rest)
+    while limit > 0 and (seconds_left := until - time.monotonic()) > 0:
+        readable(requests.handles, seconds_left)
         for connection, _ in requests.poll():
             connection.send({"kind": "stopped"})
             connection.close()
-            most -= 1
+            limit -= 1
 
 
 def _accept_join_requests(requests: JoinRequests) -> Iterator[tuple[Connection, Message]]:
@@ -179,8 +185,8 @@ def has_same_facts(rendezvous: Rendezvous, connection: Connection, join_request:
     return differs is None
 
 
-def refuse(connection: Connection, why: str, fact: str = "") -> None:
-    connection.send({"kind": "refused", "why": why[:_LONGEST], "fact": fact})
+def refuse(connection: Connection, reason: str, fact: str = "") -> None:
+    connection.send({"kind": "refused", "why": reason[:_LONGEST], "fact": fact})
     connection.close()
 
 
@@ -192,33 +198,33 @@ class LauncherMismatch:
 
 
 def _complete_rendezvous(
-    rendezvous: Rendezvous, arrived: list[tuple[Connection, Message]], address: str, start: int
+    rendezvous: Rendezvous, arrivals: list[tuple[Connection, Message]], address: str, start: int
 ) -> RendezvousResult:
     if rendezvous.endpoint is not None:
-        arrived.sort(key=lambda each: _place(each[1]))
+        arrivals.sort(key=lambda arrival: _place(arrival[1]))
     else:
-        arrived = _in_order(arrived)
-    hosts = [rendezvous.host, *(str(message["host"]) for _, message in arrived)]
-    wrong = _fault(rendezvous, [message for _, message in arrived], hosts)
-    if wrong is not None:
-        for connection, _ in arrived:
-            refuse(connection, wrong.there, wrong.fact)
-        raise RendezvousError(wrong.here)
-    last, folder = last_start(arrived)
-    return accept_hosts(arrived, hosts, address, max(start, last + 1), folder)
+        arrivals = _in_order(arrivals)
+    hosts = [rendezvous.host, *(str(message["host"]) for _, message in arrivals)]
+    mismatch = _fault(rendezvous, [message for _, message in arrivals], hosts)
+    if mismatch is not None:
+        for connection, _ in arrivals:
+            refuse(connection, mismatch.there, mismatch.fact)
+        raise RendezvousError(mismatch.here)
+    last_number, folder = last_start(arrivals)
+    return accept_hosts(arrivals, hosts, address, max(start, last_number + 1), folder)
 
 
-def last_start(arrived: Sequence[tuple[Connection, Message]]) -> tuple[int, str]:
+def last_start(arrivals: Sequence[tuple[Connection, Message]]) -> tuple[int, str]:
     """Returns the number of the last start and its run directory, by the hosts that took part in it and may know more
     than a new coordinator; 0 and "" if none did.
     """
-    starts = ((int(m.get("start") or 0), str(m.get("folder") or "")) for _, m in arrived)
-    last, folder = max(starts, default=(0, ""))
-    return last, folder if last else ""
+    starts = ((int(m.get("start") or 0), str(m.get("folder") or "")) for _, m in arrivals)
+    last_number, folder = max(starts, default=(0, ""))
+    return last_number, folder if last_number else ""
 
 
 def accept_hosts(
-    arrived: Sequence[tuple[Connection, Message]],
+    arrivals: Sequence[tuple[Connection, Message]],
     hosts: Sequence[str],
     address: str,
     start: int,
@@ -227,12 +233,12 @@ def accept_hosts(
     addresses: Sequence[str] = (),
 ) -> RendezvousResult:
     """Opens the store's port, and sends each host its node, in the order in which they are given."""
-    listening = listen(address)
-    store = address, int(listening.getsockname()[1])
-    reply = {"hosts": hosts, "store": store, "start": start, "changes": changes, "addresses": addresses}
-    connections = dict(enumerate((connection for connection, _ in arrived), 1))
+    listener = listen(address)
+    store = address, int(listener.getsockname()[1])
+    reply_fields = {"hosts": hosts, "store": store, "start": start, "changes": changes, "addresses": addresses}
+    connections = dict(enumerate((connection for connection, _ in arrivals), 1))
     for node, connection in connections.items():
-        connection.send({"kind": "join_reply", "node": node, **reply})
+        connection.send({"kind": "join_reply", "node": node, **reply_fields})
     return RendezvousResult(
         node=0,
         machines=hosts,
@@ -242,20 +248,22 @@ def accept_hosts(
         folder=folder,
         changes=changes,
         addresses=addresses,
-        listening=listening,
+        listening=listener,
     )
 
 
-def _in_order(arrived: list[tuple[Connection, Message]]) -> list[tuple[Connection, Message]]:
+def _in_order(arrivals: list[tuple[Connection, Message]]) -> list[tuple[Connection, Message]]:
     """Returns the hosts in the order of their nodes: those that had one keep it, the others take what is free."""
     nodes: dict[int, tuple[Connection, Message]] = {}
-    for each in arrived:
-        node = each[1].get("node")
-        if node is not None and 0 < node <= len(arrived):
-            nodes.setdefault(node, each)
-    free = (node for node in range(1, len(arrived) + 1) if node not in nodes)
-    placed = [each[0] for each in nodes.values()]
-    nodes |= dict(zip(free, [each for each in arrived if each[0] not in placed], strict=True))
+    for arrival in arrivals:
+        node = arrival[1].get("node")
+        if node is not None and 0 < node <= len(arrivals):
+            nodes.setdefault(node, arrival)
+    free_nodes = (node for node in range(1, len(arrivals) + 1) if node not in nodes)
+    placed_connections = [arrival[0] for arrival in nodes.values()]
+    nodes |= dict(
+        zip(free_nodes, [arrival for arrival in arrivals if arrival[0] not in placed_connections], strict=True)
+    )
     return [nodes[node] for node in sorted(nodes)]
 
 
@@ -270,13 +278,13 @@ def _fault(rendezvous: Rendezvous, join_requests: Sequence[Message], hosts: Sequ
         faults = []
     for fault, host in zip(faults, hosts, strict=False):
         if fault:
-            said = fault if len(set(hosts)) == 1 else f"{host}: {fault}"
-            return LauncherMismatch(here=said, there=said)
+            fault_text = fault if len(set(hosts)) == 1 else f"{host}: {fault}"
+            return LauncherMismatch(here=fault_text, there=fault_text)
     places = [0, *map(_place, join_requests)]
     if rendezvous.endpoint is not None and places != list(range(len(places))):
         twice = next((place for n, place in enumerate(places) if place != n), 0)
-        said = f"{rendezvous.endpoint.name}: two processes have come in the place {twice}, of {len(places)}"
-        return LauncherMismatch(here=said, there=said)
+        fault_text = f"{rendezvous.endpoint.name}: two processes have come in the place {twice}, of {len(places)}"
+        return LauncherMismatch(here=fault_text, there=fault_text)
     facts = [rendezvous.facts, *(join_request["facts"] for join_request in join_requests)]
     return _difference(rendezvous, names_of(hosts, ranks=rendezvous.ranks), facts)
 
@@ -294,38 +302,42 @@ def _difference(
     rendezvous: Rendezvous, hosts: Sequence[str], facts: Sequence[Mapping[str, object]]
 ) -> LauncherMismatch | None:
     """Returns the first thing in which two hosts differ, with the remedy; None if there is none."""
-    names = list(dict.fromkeys(name for each in facts for name in each if name not in _EXPLAINED_BY.values()))
+    names = list(
+        dict.fromkeys(name for launcher_facts in facts for name in launcher_facts if name not in _EXPLAINED_BY.values())
+    )
     for name in names:
-        other = _first_difference(name, facts)
-        if other is None:
+        different_node = _first_difference(name, facts)
+        if different_node is None:
             continue
         cause = _EXPLAINED_BY.get(name, name)
-        name, other = (
-            (cause, cause_other) if (cause_other := _first_difference(cause, facts)) is not None else (name, other)
+        name, different_node = (
+            (cause, cause_other)
+            if (cause_other := _first_difference(cause, facts)) is not None
+            else (name, different_node)
         )
-        told = [str(facts[n].get(name, "nothing")) for n in (0, other)]
+        fact_texts = [str(facts[n].get(name, "nothing")) for n in (0, different_node)]
         remedy = rendezvous.remedy(name)
         help = f"\nhelp: {remedy}" if remedy else ""
         differ = f"the hosts differ in {name}"
         return LauncherMismatch(
-            here=f"{differ}: {hosts[0]} has {told[0]}, and {hosts[other]} has {told[1]}{help}",
-            there=f"{differ}: {hosts[other]} has not the same as {hosts[0]}{help}",
+            here=f"{differ}: {hosts[0]} has {fact_texts[0]}, and {hosts[different_node]} has {fact_texts[1]}{help}",
+            there=f"{differ}: {hosts[different_node]} has not the same as {hosts[0]}{help}",
             fact=name,
         )
     return None
 
 
 def refusal_error(rendezvous: Rendezvous, message: Message) -> RendezvousError:
-    first, newline, rest = str(message["why"]).partition("\n")
+    first_line, newline, other_lines = str(message["why"]).partition("\n")
     fact = message.get("fact", "")
     value = f"; {rendezvous.host} has {rendezvous.facts.get(fact, 'nothing')}" if fact else ""
-    return RendezvousError(f"{first}{value}{newline}{rest}")
+    return RendezvousError(f"{first_line}{value}{newline}{other_lines}")
 
 
 def _first_difference(name: str, facts: Sequence[Mapping[str, object]]) -> int | None:
     """Returns the first that has another fact of this name than the first of all; None if there is none."""
-    told = [str(each.get(name, "nothing")) for each in facts]
-    return next((n for n, value in enumerate(told) if value != told[0]), None)
+    fact_texts = [str(launcher_facts.get(name, "nothing")) for launcher_facts in facts]
+    return next((n for n, value in enumerate(fact_texts) if value != fact_texts[0]), None)
 
 
 class LateJoiners:
@@ -350,17 +362,17 @@ class LateJoiners:
             self._arrived[connection] = join_request, now
         for connection, (join_request, since) in list(self._arrived.items()):
             connection.receive()
-            why = self._why(join_request, hosts, now - since)
-            if why or connection.closed:
+            reason = self._why(join_request, hosts, now - since)
+            if reason or connection.closed:
                 del self._arrived[connection]
-                refuse(connection, why)
+                refuse(connection, reason)
 
     def hand_over(self) -> list[tuple[Connection, Message]]:
         """Returns those that wait for a place to the next meeting."""
-        arrived, self._arrived = self._arrived, {}
-        return [(connection, join_request) for connection, (join_request, _) in arrived.items()]
+        arrivals, self._arrived = self._arrived, {}
+        return [(connection, join_request) for connection, (join_request, _) in arrivals.items()]
 
-    def _why(self, join_request: Message, hosts: Sequence[str], waited: float) -> str:
+    def _why(self, join_request: Message, hosts: Sequence[str], seconds_waited: float) -> str:
         """Returns why a host must leave; "" if it may find a place yet."""
         if _difference(self._rendezvous, ["", ""], [self._rendezvous.facts, join_request["facts"]]) is not None:
             return (
@@ -368,7 +380,7 @@ class LateJoiners:
                 f"{join_request['host']} has another job or another --out\n"
                 "help: on all hosts of this job another port, as `--rendezvous HOST:29401`"
             )
-        if self._rendezvous.again and (join_request.get("node") is not None or waited < SILENCE):
+        if self._rendezvous.again and (join_request.get("node") is not None or seconds_waited < SILENCE):
             return ""
         return _too_late(self._rendezvous, join_request, hosts)
 
@@ -381,17 +393,19 @@ class LateJoiners:
 # ------------------------------------------------------------------------------------------------------- other hosts
 
 
-def join(rendezvous: Rendezvous, where: RendezvousPlace, before: PreviousStart | None = None) -> RendezvousResult:
-    waiting, attempts = WaitReporter(rendezvous, ""), 0
+def join(
+    rendezvous: Rendezvous, rendezvous_place: RendezvousPlace, previous_start: PreviousStart | None = None
+) -> RendezvousResult:
+    wait_reporter, attempts = WaitReporter(rendezvous, ""), 0
     while True:
-        waiting.what = f"for {where.name}, where the hosts meet"
-        connection = _connected(rendezvous, where.find, waiting)
+        wait_reporter.what = f"for {rendezvous_place.name}, where the hosts meet"
+        connection = _connected(rendezvous, rendezvous_place.find, wait_reporter)
         try:
-            return _request_join_at(rendezvous, connection, where, before, waiting)
+            return _request_join_at(rendezvous, connection, rendezvous_place, previous_start, wait_reporter)
         except HostLeftError:
             connection.close()
             attempts += not connection.authenticated
-            if before is None and (connection.authenticated or attempts > _REFUSALS):
+            if previous_start is None and (connection.authenticated or attempts > _REFUSALS):
                 raise
             time.sleep(0.0 if connection.authenticated else AGAIN)
         except BaseException as error:
@@ -401,51 +415,59 @@ def join(rendezvous: Rendezvous, where: RendezvousPlace, before: PreviousStart |
             raise
 
 
-def _connected(rendezvous: Rendezvous, find: Callable[[], tuple[str, int] | None], waiting: WaitReporter) -> Connection:
+def _connected(
+    rendezvous: Rendezvous, find: Callable[[], tuple[str, int] | None], wait_reporter: WaitReporter
+) -> Connection:
     while True:
         place = find()
-        connection = connect(rendezvous, place, waiting, HELLO) if place is not None else None
+        connection = connect(rendezvous, place, wait_reporter, HELLO) if place is not None else None
         if connection is not None:
             return connection
-        waiting.look([])
+        wait_reporter.look([])
         time.sleep(AGAIN)
 
 
-def connect(rendezvous: Rendezvous, place: tuple[str, int], waiting: WaitReporter, timeout: float) -> Connection | None:
-    """Returns a connection to the launcher at a place; None, with the reason in `waiting`, if there is none yet."""
+def connect(
+    rendezvous: Rendezvous, place: tuple[str, int], wait_reporter: WaitReporter, timeout: float
+) -> Connection | None:
+    """Returns a connection to the launcher at a place, or None with the reason in `wait_reporter`."""
     try:
         connection = socket.create_connection(place, timeout=timeout)
         secret = rendezvous.read_secret()
         if secret is not None:
             return Connection(connection, secret)
     except OSError as error:
-        waiting.why = f": {(error.strerror or str(error)).lower()}"
-        waiting.help = _NOBODY if error.errno == errno.ECONNREFUSED else _NO_WAY
+        wait_reporter.why = f": {(error.strerror or str(error)).lower()}"
+        wait_reporter.help = _NOBODY if error.errno == errno.ECONNREFUSED else _NO_WAY
         return None
     connection.close()
-    waiting.unseen(rendezvous.secret.path)
+    wait_reporter.unseen(rendezvous.secret.path)
     return None
 
 
-def join_request(rendezvous: Rendezvous, before: PreviousStart | None) -> Message:
-    last_start = asdict(before) if before is not None else {}
+def join_request(rendezvous: Rendezvous, previous_start: PreviousStart | None) -> Message:
+    last_start = asdict(previous_start) if previous_start is not None else {}
     return {"kind": "join_request", "host": rendezvous.host, "facts": dict(rendezvous.facts), **last_start}
 
 
 def _request_join_at(
     rendezvous: Rendezvous,
     connection: Connection,
-    where: RendezvousPlace,
-    before: PreviousStart | None,
-    waiting: WaitReporter,
+    rendezvous_place: RendezvousPlace,
+    previous_start: PreviousStart | None,
+    wait_reporter: WaitReporter,
 ) -> RendezvousResult:
     """Sends a join request to the coordinator, and returns what it answers when all have come. Raises RendezvousError,
     and HostLeftError if it leaves before.
     """
     fault = rendezvous.fault[: MOST // 8]  # a letter takes 6 bytes at most
-    connection.send({**join_request(rendezvous, before), "place": rendezvous.place, "fault": fault})
-    waiting.what, waiting.why, waiting.help = f"for the other hosts at {where.name}", "", ""
-    heard, since = False, time.monotonic()
+    connection.send({**join_request(rendezvous, previous_start), "place": rendezvous.place, "fault": fault})
+    wait_reporter.what, wait_reporter.why, wait_reporter.help = (
+        f"for the other hosts at {rendezvous_place.name}",
+        "",
+        "",
+    )
+    has_answered, since = False, time.monotonic()
     while True:
         readable([connection], AGAIN)
         messages = connection.receive()
@@ -453,20 +475,23 @@ def _request_join_at(
             result = join_reply(rendezvous, message, connection, messages[n + 1 :])
             if result is not None:
                 return result
-        heard = heard or bool(messages) or connection.authenticated
-        if before is None and connection.strange and connection.why == NO_SECRET:
-            raise RendezvousError(other_secret(rendezvous, where.name))
-        if before is None and (connection.strange or (connection.closed and where.taken and not heard)):
-            raise RendezvousError(_other_program(rendezvous, where))
+        has_answered = has_answered or bool(messages) or connection.authenticated
+        if previous_start is None and connection.strange and connection.why == NO_SECRET:
+            raise RendezvousError(other_secret(rendezvous, rendezvous_place.name))
+        if previous_start is None and (
+            connection.strange or (connection.closed and rendezvous_place.taken and not has_answered)
+        ):
+            raise RendezvousError(_other_program(rendezvous, rendezvous_place))
         if connection.closed:
             raise HostLeftError(
-                f"the connection to {where.name} ended: it left before all hosts had come, or they are enough"
+                f"the connection to {rendezvous_place.name} ended: "
+                "it left before all hosts had come, or they are enough"
             )
-        if not heard and rendezvous.endpoint is None and time.monotonic() - since > _HEARD:
+        if not has_answered and rendezvous.endpoint is None and time.monotonic() - since > _HEARD:
             if not rendezvous.again:
-                raise RendezvousError(_other_program(rendezvous, where))
-            waiting.why = f", which does not answer: {_SILENT}"
-        waiting.look([])
+                raise RendezvousError(_other_program(rendezvous, rendezvous_place))
+            wait_reporter.why = f", which does not answer: {_SILENT}"
+        wait_reporter.look([])
 
 
 def other_secret(rendezvous: Rendezvous, name: str) -> str:
@@ -478,18 +503,19 @@ def other_secret(rendezvous: Rendezvous, name: str) -> str:
     )
 
 
-def _other_program(rendezvous: Rendezvous, where: RendezvousPlace) -> str:
-    told = f"{where.name}, where the hosts are to meet, does not answer {rendezvous.host} as dslc does: {_SILENT}"
-    host = where.name.rpartition(":")[0]
+def _other_program(rendezvous: Rendezvous, rendezvous_place: RendezvousPlace) -> str:
+    name = rendezvous_place.name
+    reason = f"{name}, where the hosts are to meet, does not answer {rendezvous.host} as dslc does: {_SILENT}"
+    host = name.rpartition(":")[0]
     if rendezvous.endpoint is not None:
-        return told
-    return f"{told}\nhelp: on all hosts another port, as `--rendezvous {host}:29401`"
+        return reason
+    return f"{reason}\nhelp: on all hosts another port, as `--rendezvous {host}:29401`"
 
 
 def join_reply(
-    rendezvous: Rendezvous, message: Message, connection: Connection, early: Sequence[Message]
+    rendezvous: Rendezvous, message: Message, connection: Connection, early_messages: Sequence[Message]
 ) -> RendezvousResult | None:
-    """Returns what a coordinator's join reply says; `early` has what arrived after it. None for another message. Raises
+    """Returns what a coordinator's join reply says; None for another message. `early_messages` arrived after it. Raises
     RendezvousError for a refusal, and StopRequestedError.
     """
     if message["kind"] == "refused":
@@ -512,6 +538,6 @@ def join_reply(
         store=(str(address), int(port)),
         start=int(message["start"]),
         changes=int(message.get("changes", 0)),
-        addresses=[str(each) for each in addresses],
-        early=[(0, each) for each in early],
+        addresses=[str(host_address) for host_address in addresses],
+        early=[(0, early_message) for early_message in early_messages],
     )

@@ -31,7 +31,8 @@ from torch import Tensor
 from dslc.compiler.ir.program import HookStep, JobProgram, PythonFunction, RankPlace
 from dslc.runtime.checkpoint.custom_optimizer_state import pack, unpack
 from dslc.runtime.data.batches import StepBatch
-from dslc.runtime.measure.replica_check import FIRST, bit_sums
+from dslc.runtime.measure.copy_digests import bit_sums
+from dslc.runtime.measure.replica_check import FIRST
 from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.records import Record
 from dslc.runtime.process.user_code import UserObject, load_function

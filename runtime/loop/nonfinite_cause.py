@@ -21,7 +21,7 @@ from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
 from dslc.runtime.data.splits import sample_name
 from dslc.runtime.loop.evaluate import forward
-from dslc.runtime.measure.replica_check import bit_sums
+from dslc.runtime.measure.copy_digests import bit_sums
 from dslc.runtime.parallel.context_parallel import piece_of
 from dslc.runtime.process import random_numbers
 from dslc.runtime.step.assemble import TrainingComponents

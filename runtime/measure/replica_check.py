@@ -5,7 +5,8 @@ split: `FEW`, and up to `MANY` more that take no longer than `SECONDS`. Those th
 from read to read is not compared, unless one rank draws anew what another does not.
 
 Parameters with copies on several ranks are compared by a digest of each, a sum of its bits: after the first steps,
-after each evaluation, and before each checkpoint. Copies over a tensor axis, whose gradients are not exchanged, are
+after each evaluation, and before each checkpoint. With `train.check_replicas` they are then equal to the bit, also
+every so many steps (bit_equality.py). Copies over a tensor axis, whose gradients are not exchanged, are
 compared after the first steps alone: rounding may lead them apart. A large model is compared by every n-th number of a
 tensor, `NUMBERS` in all. Buffers are compared where their statistics cover all ranks.
 
@@ -21,11 +22,10 @@ differently.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -39,6 +39,8 @@ from dslc.runtime.data.batches import read_batches
 from dslc.runtime.data.samples import Samples, Splits
 from dslc.runtime.data.splits import sample_name
 from dslc.runtime.measure import collectives
+from dslc.runtime.measure.bit_equality import BitEqualityCheck
+from dslc.runtime.measure.copy_digests import RanksDifferError, bit_sums, digest, raise_at_user_code
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.random_numbers import preserve_generators
@@ -49,20 +51,9 @@ SECONDS = 0.1  # that reading the samples of a split takes, beyond the first few
 READS, REPEATED = 8, 8  # of a sample that differs, and such samples that are read again
 
 FIRST = 3  # steps of a process after which parameters are compared
-NUMBERS = 1 << 24  # of a model, compared at once
 ROUNDING = 1e-4
 
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
 Numbered = tuple[str, Samples, int]  # a split, its samples, and a number among them
-
-
-class RanksDifferError(RuntimeError):
-    """Ranks that hold different samples or parameters. The text is for the user; `told` on the rank that reports it."""
-
-    def __init__(self, message: str, *, is_reported: bool) -> None:
-        super().__init__(message)
-        self.told = is_reported
 
 
 # ------------------------------------------------------------------------------------------------------------ samples
@@ -83,7 +74,7 @@ def _compare_read(job: JobProgram, place: RankPlace, numbered: Sequence[Numbered
     """Reads and compares samples; returns the seconds that reading another sample takes here."""
     first_digests, seconds = _leaf_digests(job, place, numbered)
     digests = [
-        _digest("".join(f"{name} {digests_by_name[name]} " for name in digests_by_name))
+        digest("".join(f"{name} {digests_by_name[name]} " for name in digests_by_name))
         for digests_by_name in first_digests
     ]
     differing = [numbered[position] for position in _differing(digests, device)] if digests else []
@@ -159,7 +150,7 @@ def _leaf_digests(
                     some.append({what + name: _of_tensor(leaf) for what, part in parts for name, leaf in part.items()})
                     times.append(time.monotonic())
             except Exception as error:  # any kind: the user's code runs; the training raises it where it needs it
-                some += [{"error": _digest(type(error).__name__)}] * (len(rest) - len(some))
+                some += [{"error": digest(type(error).__name__)}] * (len(rest) - len(some))
         digests += some
         seconds = max(seconds, min((b - a for a, b in itertools.pairwise(times)), default=0.0))
     return digests, seconds
@@ -167,12 +158,7 @@ def _leaf_digests(
 
 def _of_tensor(tensor: Tensor) -> int:
     content = tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
-    return _digest(f"{tuple(tensor.shape)} {tensor.dtype} ".encode() + content)
-
-
-def _digest(content: str | bytes) -> int:
-    content = content.encode() if isinstance(content, str) else content
-    return int.from_bytes(hashlib.blake2b(content, digest_size=7).digest())
+    return digest(f"{tuple(tensor.shape)} {tensor.dtype} ".encode() + content)
 
 
 def _differing(digests: Sequence[int], device: torch.device, group: dist.ProcessGroup | None = None) -> list[int]:
@@ -218,11 +204,14 @@ def _changes(reads: Sequence[Mapping[str, int]], name: str) -> bool:
 class ReplicaCheck:
     """Compares, at some steps, the tensors with copies on several ranks. Made by all ranks."""
 
-    def __init__(self, job: JobProgram, place: RankPlace, parts: TrainingComponents) -> None:
+    def __init__(
+        self, job: JobProgram, place: RankPlace, parts: TrainingComponents, newest_checkpoint: Callable[[], str]
+    ) -> None:
         self._job, self._rank, self._parts = job, place.rank, parts
         self._done, self._compared = 0, -1
         self._groups: dict[dist.ProcessGroup, dict[str, Tensor]] = {}
         self._tensor_axis: dist.ProcessGroup | None = None
+        self._bit_equality: BitEqualityCheck | None = None
         self._over_tensor_axis: dict[str, Tensor] = {}
         exchange = parts.exchange
         if job.world_size == 1 or job.gradients.kind == "local" or (exchange is not None and exchange.differ):
@@ -241,6 +230,16 @@ class ReplicaCheck:
                 self._groups.setdefault(group, {})[name] = tensor
             if self._tensor_axis is not None and not _belongs_to_axis(tensor, "tensor"):
                 self._over_tensor_axis[name] = tensor
+        if job.check_replicas:
+            copies: dict[dist.ProcessGroup, dict[str, Tensor]] = {}
+            for name, parameter in parts.plain.named_parameters():
+                for group in _groups_of_copies(parameter, all_ranks, except_axis="tensor"):
+                    copies.setdefault(group, {})[name] = parameter
+            self._bit_equality = BitEqualityCheck(job, place.rank, parts.device, copies, newest_checkpoint)
+
+    def is_due(self, step: int) -> bool:
+        """True if `train.check_replicas` asks for a comparison after this step."""
+        return self._bit_equality is not None and step % self._job.check_replicas == 0
 
     def after_step(self, step: int) -> None:
         """Compares them if this is one of the first steps of this process."""
@@ -255,6 +254,8 @@ class ReplicaCheck:
         if self._compared == step:
             return
         self._compared = step
+        if self._bit_equality is not None:
+            self._bit_equality.compare(step)
         for group, tensors in self._groups.items():
             self._compare_copies(step, tensors, group)
 
@@ -290,16 +291,7 @@ class ReplicaCheck:
             f"{distance:.3g}, and all ranks do the same updates",
             is_reported=self._rank == lowest,
         )
-        hooks = self._job.hooks
-        if hooks:
-            named_hooks = ", ".join(f"`{hook.python.function}` ({hook.python.line})" for hook in hooks)
-            error.add_note(f"a hook must not change it on one rank alone: {named_hooks}")
-        error.add_note(
-            "code of the network that writes to parameters (`.data`, `copy_`) has to do the same on each rank"
-        )
-        python = self._job.model.python
-        with mark_errors(hooks[0].python.line if hooks else python.line if python is not None else ""):
-            raise error
+        raise_at_user_code(error, self._job)
 
 
 def _unsynchronised(model: nn.Module) -> set[int]:
@@ -313,36 +305,17 @@ def _belongs_to_axis(tensor: Any, axis: str) -> bool:
     return hasattr(tensor, "placements") and axis in (tensor.device_mesh.mesh_dim_names or ())
 
 
-def _groups_of_copies(tensor: Any, all_ranks: dist.ProcessGroup | None) -> list[dist.ProcessGroup]:
+def _groups_of_copies(
+    tensor: Any, all_ranks: dist.ProcessGroup | None, except_axis: str = ""
+) -> list[dist.ProcessGroup]:
     """Returns the groups of ranks with the same part of a tensor; `all_ranks` is that of an unsharded one."""
     if not hasattr(tensor, "placements"):
         return [all_ranks] if all_ranks is not None else []
     mesh = tensor.device_mesh
-    dims = [dim for dim, placement in enumerate(tensor.placements) if placement.is_replicate()]
+    axes = mesh.mesh_dim_names or ("",) * mesh.ndim
+    dims = [
+        dim
+        for dim, placement in enumerate(tensor.placements)
+        if placement.is_replicate() and (not except_axis or axes[dim] != except_axis)
+    ]
     return [mesh.get_group(dim) for dim in dims if mesh.size(dim) > 1]
-
-
-@torch.no_grad()
-def bit_sums(tensors: Sequence[Tensor]) -> list[int]:
-    """Returns for each tensor a sum of its bits on this rank, of every n-th number if there are many in all."""
-    if not tensors:
-        return []
-    local = [local_part(tensor).detach() for tensor in tensors]
-    stride = 1 + sum(tensor.numel() for tensor in local) // NUMBERS
-    sums = [_bit_sum(tensor, stride) for tensor in local]
-    by_device: dict[torch.device, list[int]] = {}
-    for place, bit_sum in enumerate(sums):
-        by_device.setdefault(bit_sum.device, []).append(place)
-    sums_of_bits = [0] * len(sums)
-    for places in by_device.values():
-        for place, value in zip(places, torch.stack([sums[place] for place in places]).tolist(), strict=True):
-            sums_of_bits[place] = value
-    return sums_of_bits
-
-
-def _bit_sum(tensor: Tensor, stride: int) -> Tensor:
-    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    bits = tensor.reshape(-1)[::stride].contiguous().view(_INTEGERS[tensor.element_size()])
-    # An odd factor for each place, so that numbers that change places show.
-    factors = torch.arange(bits.numel(), device=bits.device).mul_(2).add_(1)
-    return factors.mul_(bits).sum()

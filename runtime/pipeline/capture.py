@@ -98,18 +98,18 @@ def capture(
     low = getattr(torch, precision.dtype) if precision.dtype != "float32" else None
     modules = {name: model.get_submodule(name) for name in layers if name}
     training = model.training
-    made = {}
+    recordings = {}
     attributes = _Attributes(model, fake)
     with (
         _pretending(model, fake, low if precision.level == "O2" else None),
         as_on_a_rank(tensor, model) if tensor is not None else contextlib.nullcontext(),
     ):
-        summed = [name for name, style in tensor.styles if style == "summed"] if tensor is not None else []
-        opened: frozenset[str] = frozenset()
+        summed_layers = [name for name, style in tensor.styles if style == "summed"] if tensor is not None else []
+        opened_layers: frozenset[str] = frozenset()
 
         def run(samples: int) -> _CallRecorder:
             recorder = _CallRecorder(
-                model, modules, opened, fake, low if precision.level == "O1" else None, summed, attributes
+                model, modules, opened_layers, fake, low if precision.level == "O1" else None, summed_layers, attributes
             )
             try:
                 recorder.go(input_form, samples, low if precision.level == "O2" else None)
@@ -119,38 +119,40 @@ def capture(
             return recorder
 
         try:
-            opened = frozenset(run(SMALL).without_gradient)
+            opened_layers = frozenset(run(SMALL).without_gradient)
             for mode in (True, False):
                 model.train(mode)
-                made[mode] = merged(run(SMALL).recording, run(LARGE).recording)
+                recordings[mode] = merged(run(SMALL).recording, run(LARGE).recording)
         finally:
             model.train(training)
-    return made
+    return recordings
 
 
 @contextlib.contextmanager
 def _pretending(model: nn.Module, fake: FakeTensorMode, low: torch.dtype | None) -> Iterator[None]:
     """Replaces the module's tensors by CPU tensors without memory that all could train; tied ones stay tied."""
-    kept: list[tuple[Any, str, Tensor]] = []
-    made: dict[int, Tensor] = {}
+    originals: list[tuple[Any, str, Tensor]] = []
+    replacements: dict[int, Tensor] = {}
     for module in model.modules():
         for tensors in (own_parameters(module), own_buffers(module)):
             for name, tensor in tensors.items():
                 if tensor is None:
                     continue
-                kept.append((tensors, name, tensor))
-                if id(tensor) not in made:
+                originals.append((tensors, name, tensor))
+                if id(tensor) not in replacements:
                     trains = tensors is own_parameters(module) and tensor.is_floating_point()
                     dtype = low if low is not None and trains else tensor.dtype
                     with fake:
-                        new = torch.empty(tuple(tensor.shape), dtype=dtype)
-                    made[id(tensor)] = nn.Parameter(new, trains) if tensors is own_parameters(module) else new
-                tensors[name] = made[id(tensor)]  # type: ignore[assignment]
+                        replacement = torch.empty(tuple(tensor.shape), dtype=dtype)
+                    replacements[id(tensor)] = (
+                        nn.Parameter(replacement, trains) if tensors is own_parameters(module) else replacement
+                    )
+                tensors[name] = replacements[id(tensor)]  # type: ignore[assignment]
     modes = [(module, module.training) for module in model.modules()]
     try:
         yield
     finally:
-        for tensors, name, tensor in kept:
+        for tensors, name, tensor in originals:
             tensors[name] = tensor
         for module, training in modes:
             module.training = training
@@ -166,17 +168,17 @@ class _CallRecorder(TorchFunctionMode):
         self,
         model: nn.Module,
         layers: Mapping[str, nn.Module],
-        opened: frozenset[str],
+        opened_layers: frozenset[str],
         fake: FakeTensorMode,
         low: torch.dtype | None,
-        summed: Sequence[str],
+        summed_layers: Sequence[str],
         attributes: _Attributes,
     ) -> None:
         super().__init__()
         self._attributes = attributes
         self.recording = Recording()
         self.without_gradient: set[str] = set()
-        self._model, self._layers, self._opened, self._fake, self._low = model, layers, opened, fake, low
+        self._model, self._layers, self._opened, self._fake, self._low = model, layers, opened_layers, fake, low
         self._inside: list[str] = []
         self._before: tuple[tuple[object, ...], Mapping[str, object], dict[int, int]] = ((), {}, {})
         self._random = False
@@ -194,7 +196,9 @@ class _CallRecorder(TorchFunctionMode):
         }
         self._storages = {_memory(p): ModuleTensor(*name.rpartition(".")[::2]) for name, p in model.named_parameters()}
         # Parameters whose gradients their modules add up over a tensor axis, while they run.
-        self._summed = {self._known[id(p)] for name in summed for p in model.get_submodule(name).parameters(False)}
+        self._summed = {
+            self._known[id(p)] for name in summed_layers for p in model.get_submodule(name).parameters(False)
+        }
         self._own: dict[str, set[int]] = {}  # the memory of a layer's parameters
         self._foreign: set[ModuleTensor] = set()  # parameters that a layer uses and that belong elsewhere
 
@@ -203,21 +207,21 @@ class _CallRecorder(TorchFunctionMode):
             inputs = input_form.empty(samples, low)
         self.recording.inputs = len(inputs)
         for tensor in inputs:
-            self._number(tensor, own=True)
-        with contextlib.ExitStack() as around:
+            self._number(tensor, is_own=True)
+        with contextlib.ExitStack() as contexts:
             for path, module in self._layers.items():
                 # Runs before other hooks on the way in, and after them on the way out: the hooks belong to the layer.
                 enter = module.register_forward_pre_hook(self._enter(path), prepend=True, with_kwargs=True)
-                around.callback(enter.remove)
+                contexts.callback(enter.remove)
                 leave = module.register_forward_hook(self._leave(path), with_kwargs=True)
-                around.callback(leave.remove)
-            around.enter_context(_with_known_numbers(lambda tensor: self._constant(tensor) is not None))
-            around.enter_context(self._fake)
-            around.enter_context(OperationMode(self._watched))
-            around.enter_context(
+                contexts.callback(leave.remove)
+            contexts.enter_context(_with_known_numbers(lambda tensor: self._constant(tensor) is not None))
+            contexts.enter_context(self._fake)
+            contexts.enter_context(OperationMode(self._watched))
+            contexts.enter_context(
                 torch.autocast("cpu", dtype=self._low or torch.bfloat16, enabled=self._low is not None)
             )
-            around.enter_context(torch.enable_grad())
+            contexts.enter_context(torch.enable_grad())
             self._ambient = _cast()
             with self:
                 output = input_form.run(self._model, inputs)
@@ -227,8 +231,8 @@ class _CallRecorder(TorchFunctionMode):
         self.recording.outputs = tuple(leaf.number for leaf in result.leaves if isinstance(leaf, RecordedValue))
         if not self.recording.outputs:
             raise CaptureError("what it returns is not a tensor that its forward computes")
-        known = {id(parameter): self._known[id(parameter)] for parameter in self._model.parameters()}
-        names = {key: reference for key, reference in known.items() if isinstance(reference, ModuleTensor)}
+        parameters = {id(parameter): self._known[id(parameter)] for parameter in self._model.parameters()}
+        names = {key: reference for key, reference in parameters.items() if isinstance(reference, ModuleTensor)}
         self.recording.repeated = repeated_uses(self.recording, self._alive, names)
 
     def _returned(self, leaf: object) -> object:
@@ -256,9 +260,9 @@ class _CallRecorder(TorchFunctionMode):
         if self._inside:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        if name in _ASKS and isinstance(args[0], Tensor) and (known := self._constant(args[0])) is not None:
+        if name in _ASKS and isinstance(args[0], Tensor) and (constant := self._constant(args[0])) is not None:
             with unset_fake_temporarily():
-                return func(known, *args[1:], **kwargs)
+                return func(constant, *args[1:], **kwargs)
         if name in _LOST:
             raise CaptureError(f"its forward calls `{name}` on a tensor", _line())
         versions = _versions((args, kwargs))
@@ -306,9 +310,9 @@ class _CallRecorder(TorchFunctionMode):
     def _look(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Notes parameters that the running layer takes from elsewhere."""
         for tensor in tensors_of((args, kwargs)):
-            held = self._storages.get(_memory(tensor))
-            if held is not None and not self._within(tensor, self._inside[0]):
-                self._foreign.add(held)
+            parameter = self._storages.get(_memory(tensor))
+            if parameter is not None and not self._within(tensor, self._inside[0]):
+                self._foreign.add(parameter)
 
     def _within(self, tensor: Tensor, path: str) -> bool:
         if path not in self._own:
@@ -319,7 +323,7 @@ class _CallRecorder(TorchFunctionMode):
 
     def _note(
         self,
-        what: Any,
+        target: Any,
         layer: bool,
         args: tuple[object, ...],
         kwargs: Mapping[str, object],
@@ -329,77 +333,84 @@ class _CallRecorder(TorchFunctionMode):
         for tensor in tensors_of((args, kwargs)):
             if (name := self._attributes.name_of(tensor)) and times_written(tensor) != versions.get(id(tensor)):
                 raise CaptureError(f"its forward changes `{name}`, which {_ATTRIBUTE}", _line())
-        changed = {key for key, version in _versions((args, kwargs)).items() if versions.get(key, version) != version}
+        changed_keys = {
+            key for key, version in _versions((args, kwargs)).items() if versions.get(key, version) != version
+        }
         tensors = tensors_of(result)
-        if not tensors and not changed and not layer:
+        if not tensors and not changed_keys and not layer:
             return
         facts = self.recording.facts
-        changes = {self._known[key] for key in changed if key in self._known}
-        for each in changes:
-            if isinstance(each, ModuleTensor):
-                raise CaptureError(f"its forward changes `{full(each)}` outside of a layer", _line())
-            if any(facts[each.number].memory == facts[n].memory for n in range(self.recording.inputs)):
+        changes = {self._known[key] for key in changed_keys if key in self._known}
+        for reference in changes:
+            if isinstance(reference, ModuleTensor):
+                raise CaptureError(f"its forward changes `{full(reference)}` outside of a layer", _line())
+            if any(facts[reference.number].memory == facts[n].memory for n in range(self.recording.inputs)):
                 raise CaptureError("its forward writes into its own input", _line())
-            self._rewritten.add(facts[each.number].memory)
-        takes: set[int] = set()
-        held: set[ModuleTensor] = set()
-        written = self._replace_tensors(args, takes, held, what), self._replace_tensors(kwargs, takes, held, what)
-        if astray := (held | self._foreign) & self._summed:
+            self._rewritten.add(facts[reference.number].memory)
+        input_numbers: set[int] = set()
+        module_tensors: set[ModuleTensor] = set()
+        references = (
+            self._replace_tensors(args, input_numbers, module_tensors, target),
+            self._replace_tensors(kwargs, input_numbers, module_tensors, target),
+        )
+        if astray := (module_tensors | self._foreign) & self._summed:
             reason = f"`{full(min(astray))}` is used outside of a layer, where nothing adds up its gradients"
             raise CaptureError(reason, _line())
-        trains = not held.isdisjoint(self._parameters)
-        own = not (layer or trains or self._random) and all(facts[number].own for number in takes)
+        trains = not module_tensors.isdisjoint(self._parameters)
+        is_own = not (layer or trains or self._random) and all(facts[number].own for number in input_numbers)
         call = Call(
-            what=what,
+            what=target,
             layer=layer,
-            args=written[0],
-            kwargs=written[1],
-            gives=tuple(self._number(tensor, own=own) for tensor in tensors),
-            takes=frozenset(takes),
-            held=frozenset(held | self._foreign),
-            changes=frozenset(each.number for each in changes if isinstance(each, RecordedValue)),
-            own=own,
+            args=references[0],
+            kwargs=references[1],
+            gives=tuple(self._number(tensor, is_own=is_own) for tensor in tensors),
+            takes=frozenset(input_numbers),
+            held=frozenset(module_tensors | self._foreign),
+            changes=frozenset(reference.number for reference in changes if isinstance(reference, RecordedValue)),
+            own=is_own,
             grad=torch.is_grad_enabled(),
             cast=None if _cast() == self._ambient else _cast(),
             where=_line(),
         )
         self.recording.calls.append(call)
 
-    def _number(self, tensor: Tensor, own: bool) -> int:
-        known = self._known.get(id(tensor))
-        if isinstance(known, RecordedValue):
-            self._nodes[known.number] = _node(tensor)
-            return known.number
+    def _number(self, tensor: Tensor, is_own: bool) -> int:
+        reference = self._known.get(id(tensor))
+        if isinstance(reference, RecordedValue):
+            self._nodes[reference.number] = _node(tensor)
+            return reference.number
         number = len(self.recording.facts)
         self._alive.append(tensor)
         self._nodes[number] = _node(tensor)
-        if known is None:
+        if reference is None:
             self._known[id(tensor)] = RecordedValue(number)
         self.recording.facts[number] = Fact(
             small=tuple(tensor.shape),
             dtype=tensor.dtype,
             memory=_memory(tensor),
-            own=own,
+            own=is_own,
         )
         return number
 
-    def _replace_tensors(self, value: Any, takes: set[int], held: set[ModuleTensor], what: Any) -> Any:
-        """Returns `value` with references in the place of tensors, and adds these to `takes` and `held`."""
+    def _replace_tensors(
+        self, value: Any, input_numbers: set[int], module_tensors: set[ModuleTensor], target: Any
+    ) -> Any:
+        """Replaces the tensors in `value` by references, and adds these to `input_numbers` and `module_tensors`."""
         if isinstance(value, Tensor):
-            known = self._known.get(id(value))
-            if known is None and (fault := self._attributes.fault(value, self._model)):
+            reference = self._known.get(id(value))
+            if reference is None and (fault := self._attributes.fault(value, self._model)):
                 raise CaptureError(fault, _line())
-            if isinstance(known, RecordedValue):
-                self._check(value, known.number)
-                takes.add(known.number)
-            elif known is not None:
-                held.add(known)
-            return Constant(value) if known is None else known
+            if isinstance(reference, RecordedValue):
+                self._check(value, reference.number)
+                input_numbers.add(reference.number)
+            elif reference is not None:
+                module_tensors.add(reference)
+            return Constant(value) if reference is None else reference
         if isinstance(value, slice | tuple | list | dict):
-            return map_parts(lambda each: self._replace_tensors(each, takes, held, what), value)
+            return map_parts(lambda part: self._replace_tensors(part, input_numbers, module_tensors, target), value)
         if value is None or value is Ellipsis or isinstance(value, _PLAIN + _TORCHS):
             return value
-        taker = f"`{what}`" if isinstance(what, str) else "torch"
+        taker = f"`{target}`" if isinstance(target, str) else "torch"
         raise CaptureError(f"it hands {taker} a `{type(value).__name__}`, which may hold tensors", _line())
 
     def _check(self, tensor: Tensor, number: int) -> None:
@@ -412,25 +423,25 @@ class _CallRecorder(TorchFunctionMode):
 
     def _constant(self, tensor: Tensor) -> Tensor | None:
         """Returns the numbers of a tensor that follows from constants alone; None for others."""
-        known = self._known.get(id(tensor))
-        if not isinstance(known, RecordedValue):
+        reference = self._known.get(id(tensor))
+        if not isinstance(reference, RecordedValue):
             return None
-        needed, chosen = {known.number}, []
+        needed_numbers, calls = {reference.number}, []
         for call in reversed(self.recording.calls):
-            if not touches(self.recording, call, needed):
+            if not touches(self.recording, call, needed_numbers):
                 continue
             if not call.own or call.held:
                 return None
-            chosen.append(call)
-            needed |= call.takes
-        if min(needed) < self.recording.inputs:
+            calls.append(call)
+            needed_numbers |= call.takes
+        if min(needed_numbers) < self.recording.inputs:
             return None
         values: dict[int, Tensor] = {}
         with unset_fake_temporarily(), without_torch_function(), torch.no_grad():
-            for call in reversed(chosen):
-                found = call.what(*filled(call.args, values, {}, 0, None), **filled(call.kwargs, values, {}, 0, None))
-                values.update(zip(call.gives, tensors_of(found), strict=True))
-        return values[known.number]
+            for call in reversed(calls):
+                result = call.what(*filled(call.args, values, {}, 0, None), **filled(call.kwargs, values, {}, 0, None))
+                values.update(zip(call.gives, tensors_of(result), strict=True))
+        return values[reference.number]
 
 
 def _node(tensor: Tensor) -> str:
@@ -478,10 +489,10 @@ class _Attributes:
                 if tensor is not None:
                     self._kept.append(tensor)
                     owners.setdefault(storage_identity(tensor), full(ModuleTensor(path, name)))
-        own = {id(tensor) for tensor in self._kept}
+        registered = {id(tensor) for tensor in self._kept}
         for path, module in model.named_modules():
             for name, tensor in attribute_tensors(module):
-                if id(tensor) in own:
+                if id(tensor) in registered:
                     continue
                 place = full(ModuleTensor(path, name))
                 self._kept.append(tensor)
@@ -497,7 +508,7 @@ class _Attributes:
                     self._faults[id(tensor)] = f"{attribute} has a gradient: compute it in `forward`"
                 else:
                     self._kept.append(fake.from_tensor(tensor))
-                    self._memory |= {storage_identity(each): place for each in self._kept[-2:]}
+                    self._memory |= {storage_identity(copy): place for copy in self._kept[-2:]}
 
     def name_of(self, tensor: Tensor) -> str:
         """Returns the name of the attribute whose memory this is; "" for none."""
@@ -510,8 +521,8 @@ class _Attributes:
         if getattr(tensor, "fake_mode", None) is None:
             return ""
         for path, module in model.named_modules():
-            for name, each in attribute_tensors(module):
-                if each is tensor:
+            for name, attribute_tensor in attribute_tensors(module):
+                if attribute_tensor is tensor:
                     place = full(ModuleTensor(path, name))
                     return f"it uses the tensor of an earlier forward pass that it keeps in `{place}`"
         return (
@@ -526,8 +537,8 @@ def _line() -> str:
     """Returns the line of the user's own code that is running."""
     frame = sys._getframe(1)
     while frame is not None:
-        if own := _named(frame.f_code.co_filename, frame.f_lineno):
-            return own
+        if line := _named(frame.f_code.co_filename, frame.f_lineno):
+            return line
         frame = frame.f_back  # type: ignore[assignment]
     return ""
 

@@ -53,7 +53,7 @@ class Code:
 def look(
     model: nn.Module,
     layers: Sequence[str],
-    rest: Sequence[str],
+    root_names: Sequence[str],
     input_form: InputForm,
     precision: PrecisionStep,
     tensor: TensorParallelStep | None = None,
@@ -62,27 +62,29 @@ def look(
     as `capture` does.
     """
     recordings = capture(model, layers, input_form, precision, tensor)
-    ordered = order(recordings, layers, rest)
-    return ordered, seams(recordings, model, ordered, rest), recordings[True].repeated
+    layer_order = order(recordings, layers, root_names)
+    return layer_order, seams(recordings, model, layer_order, root_names), recordings[True].repeated
 
 
-def order(recordings: Mapping[bool, Recording], layers: Sequence[str], rest: Iterable[str]) -> tuple[str, ...]:
-    """Returns the layers in the order of their calls, "" where the parameters `rest` of no layer are used."""
+def order(recordings: Mapping[bool, Recording], layers: Sequence[str], root_names: Iterable[str]) -> tuple[str, ...]:
+    """Returns the layers in the order of their calls, "" where the parameters `root_names` of no layer are used."""
     recording = recordings[True]
-    called = sorted((name for name in layers if name), key=lambda name: recording.starts[name])
+    layer_order = sorted((name for name in layers if name), key=lambda name: recording.starts[name])
     if "" not in layers:
-        return tuple(called)
-    names = set(rest)
-    first = next((n for n, call in enumerate(recording.calls) if any(full(held) in names for held in call.held)), 0)
-    before = sum(recording.starts[name] <= first for name in called) if first else 0
-    return (*called[:before], "", *called[before:])
+        return tuple(layer_order)
+    names = set(root_names)
+    first_call = next(
+        (n for n, call in enumerate(recording.calls) if any(full(tensor) in names for tensor in call.held)), 0
+    )
+    position = sum(recording.starts[name] <= first_call for name in layer_order) if first_call else 0
+    return (*layer_order[:position], "", *layer_order[position:])
 
 
 def seams(
-    recordings: Mapping[bool, Recording], model: nn.Module, layers: Sequence[str], rest: Iterable[str]
+    recordings: Mapping[bool, Recording], model: nn.Module, layers: Sequence[str], root_names: Iterable[str]
 ) -> tuple[Seam, ...]:
     """Returns the seams between neighbours of `layers`, valid in training and in evaluation alike."""
-    found = []
+    places = []
     of_layer = {name: {id(p) for p in model.get_submodule(name).parameters()} for name in layers if name}
     parameters = {
         f"{path}.{name}" if path else name: id(parameter)
@@ -90,17 +92,17 @@ def seams(
         for name, parameter in own_parameters(module).items()
         if parameter is not None
     }
-    root = {parameters[name] for name in rest if name in parameters}
+    root = {parameters[name] for name in root_names if name in parameters}
     for name in layers[1:]:
         if not name:
-            found.append(Seam(refused="what the module itself holds belongs to the layer before"))
+            places.append(Seam(refused="what the module itself holds belongs to the layer before"))
             continue
-        both = [_seam(recording, name, of_layer, parameters, root) for recording in recordings.values()]
-        reason = next((each.refused for each in both if each.refused), "")
-        if not reason and both[0] != both[1]:
+        mode_seams = [_seam(recording, name, of_layer, parameters, root) for recording in recordings.values()]
+        reason = next((seam.refused for seam in mode_seams if seam.refused), "")
+        if not reason and mode_seams[0] != mode_seams[1]:
             reason = "other tensors cross it in evaluation than in training"
-        found.append(Seam(refused=reason) if reason else both[0])
-    return tuple(found)
+        places.append(Seam(refused=reason) if reason else mode_seams[0])
+    return tuple(places)
 
 
 def _seam(
@@ -112,20 +114,24 @@ def _seam(
 ) -> Seam:
     if layer not in recording.starts:
         return Seam(refused=f"`{layer}` is not called in evaluation")
-    at = recording.starts[layer]
-    before, after = recording.calls[:at], recording.calls[at:]
-    again = {call.what for call in before if call.layer} & {call.what for call in after if call.layer}
-    if again:
-        return Seam(refused=f"`{sorted(again)[0]}` is called on both sides of it")
-    if reason := _shared(before, after, of_layer, parameters, root):
+    position = recording.starts[layer]
+    calls_before, calls_after = recording.calls[:position], recording.calls[position:]
+    repeated_layers = {call.what for call in calls_before if call.layer} & {
+        call.what for call in calls_after if call.layer
+    }
+    if repeated_layers:
+        return Seam(refused=f"`{sorted(repeated_layers)[0]}` is called on both sides of it")
+    if reason := _shared(calls_before, calls_after, of_layer, parameters, root):
         return Seam(refused=reason)
     facts = recording.facts
-    for call in after:
-        written = {facts[number].memory for number in call.changes} if not call.own else set()
-        if any(facts[number].memory in written for each in before for number in each.gives):
+    for call in calls_after:
+        written_memory = {facts[number].memory for number in call.changes} if not call.own else set()
+        if any(
+            facts[number].memory in written_memory for earlier_call in calls_before for number in earlier_call.gives
+        ):
             return Seam(refused=f"a tensor of the stage before is written into ({call.where})")
-    sent = []
-    for number in crossing(recording, at):
+    tensors = []
+    for number in crossing(recording, position):
         fact = facts[number]
         shape = tuple(fact.small)
         if not fact.dtype.is_floating_point:
@@ -134,15 +140,15 @@ def _seam(
             return Seam(
                 refused=f"a tensor of shape {shape} for 2 samples crosses it, whose first dimension is not theirs"
             )
-        sent.append((shape[1:], _plain(fact.dtype)))
-    if not sent:
+        tensors.append((shape[1:], _plain(fact.dtype)))
+    if not tensors:
         return Seam(refused="nothing that has a gradient crosses it")
-    return Seam(sent=tuple(sent))
+    return Seam(sent=tuple(tensors))
 
 
 def _shared(
-    before: Sequence[Call],
-    after: Sequence[Call],
+    calls_before: Sequence[Call],
+    calls_after: Sequence[Call],
     of_layer: Mapping[str, set[int]],
     parameters: Mapping[str, int],
     root: set[int],
@@ -155,65 +161,70 @@ def _shared(
     def used(calls: Sequence[Call]) -> set[int]:
         return {p for call in calls if call.layer for p in of_layer.get(call.what, ())} | set(loose(calls))
 
-    first, second = loose(before), loose(after)
-    for parameter, name in (first | second).items():
-        if parameter in used(before) and parameter in used(after):
+    loose_before, loose_after = loose(calls_before), loose(calls_after)
+    for parameter, name in (loose_before | loose_after).items():
+        if parameter in used(calls_before) and parameter in used(calls_after):
             return f"`{name}`, which is used outside of a layer, is needed on both sides of it"
-    ahead, behind = ([name for p, name in each.items() if p in root] for each in (first, second))
-    if ahead and behind:
-        return f"the parameters `{ahead[0]}` and `{behind[0]}`, which belong to no layer, are used on either side of it"
+    names_before, names_after = (
+        [name for p, name in loose_names.items() if p in root] for loose_names in (loose_before, loose_after)
+    )
+    if names_before and names_after:
+        names = f"`{names_before[0]}` and `{names_after[0]}`"
+        return f"the parameters {names}, which belong to no layer, are used on either side of it"
     return ""
 
 
-def crossing(recording: Recording, at: int) -> tuple[int, ...]:
-    """Returns the values that are computed before call `at`, needed from there on, and not own to every stage."""
-    needed = set(recording.outputs).union(*(call.takes for call in recording.calls[at:]))
-    made = {number for call in recording.calls[:at] for number in call.gives} | set(range(recording.inputs))
-    return tuple(sorted(number for number in needed & made if not recording.facts[number].own))
+def crossing(recording: Recording, position: int) -> tuple[int, ...]:
+    """Returns the values that are computed before call `position`, needed from there on, and not own to every stage."""
+    needed_numbers = set(recording.outputs).union(*(call.takes for call in recording.calls[position:]))
+    computed_numbers = {number for call in recording.calls[:position] for number in call.gives} | set(
+        range(recording.inputs)
+    )
+    return tuple(sorted(number for number in needed_numbers & computed_numbers if not recording.facts[number].own))
 
 
 def code(recording: Recording, start: int, stop: int) -> Code:
     """Returns the code of the stage that has the calls `start` to `stop`."""
-    last = stop == len(recording.calls)
-    gives = recording.outputs if last else crossing(recording, stop)
+    is_last = stop == len(recording.calls)
+    results = recording.outputs if is_last else crossing(recording, stop)
     receives = crossing(recording, start) if start else ()
-    needed, chosen = set(gives) - set(receives), []
+    needed_numbers, calls = set(results) - set(receives), []
     for n in range(stop - 1, -1, -1):
         call = recording.calls[n]
-        here = n >= start
-        if (here or call.own) and (touches(recording, call, needed) or (here and call.layer)):
-            chosen.append(call)
-            needed |= call.takes - set(receives)
-    chosen.reverse()
-    left, drops, inputs = set(gives), [], set(range(recording.inputs))
-    for call in reversed(chosen):
-        over = ({*call.takes, *call.gives}) - left - inputs
-        drops.append(tuple(over))
-        left |= over
-    used = frozenset(number for call in chosen for number in call.takes if number in gives)
+        is_inside = n >= start
+        if (is_inside or call.own) and (touches(recording, call, needed_numbers) or (is_inside and call.layer)):
+            calls.append(call)
+            needed_numbers |= call.takes - set(receives)
+    calls.reverse()
+    live_numbers, drops, inputs = set(results), [], set(range(recording.inputs))
+    for call in reversed(calls):
+        dead_numbers = ({*call.takes, *call.gives}) - live_numbers - inputs
+        drops.append(tuple(dead_numbers))
+        live_numbers |= dead_numbers
+    used_results = frozenset(number for call in calls for number in call.takes if number in results)
     return Code(
         receives=receives,
-        calls=tuple(chosen),
+        calls=tuple(calls),
         drops=tuple(reversed(drops)),
-        gives=gives,
-        used=used,
+        gives=results,
+        used=used_results,
         result=recording.result,
     )
 
 
 def codes(recordings: Mapping[bool, Recording], firsts: Sequence[str]) -> list[dict[bool, Code]]:
     """Returns the code of the stages that begin with the layers `firsts`, in training and in evaluation."""
-    made: list[dict[bool, Code]] = [{} for _ in firsts]
+    stage_codes: list[dict[bool, Code]] = [{} for _ in firsts]
     for mode, recording in recordings.items():
         starts = [recording.starts[name] if n else 0 for n, name in enumerate(firsts)]
         for n, (start, stop) in enumerate(zip(starts, [*starts[1:], len(recording.calls)], strict=True)):
-            made[n][mode] = code(recording, start, stop)
-    return made
+            stage_codes[n][mode] = code(recording, start, stop)
+    return stage_codes
 
 
 def tensors_used_by(codes: Mapping[bool, Code]) -> tuple[ModuleTensor, ...]:
     """Returns the parameters and buffers that a stage uses outside of layers."""
-    return tuple(dict.fromkeys(h for each in codes.values() for call in each.calls for h in call.held))
+    return tuple(dict.fromkeys(h for code in codes.values() for call in code.calls for h in call.held))
 
 
 def _plain(dtype: torch.dtype) -> str:

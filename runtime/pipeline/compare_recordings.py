@@ -28,9 +28,9 @@ RankCalls = tuple[int, Sequence[tuple[str, str]]]  # a rank, and its calls with 
 class RecordingsDifferError(RuntimeError):
     """Ranks have recorded different forward passes. The text is for the user; `told` on the rank that reports it."""
 
-    def __init__(self, message: str, *, told: bool) -> None:
+    def __init__(self, message: str, *, is_reported: bool) -> None:
         super().__init__(message)
-        self.told = told
+        self.told = is_reported
         self.add_note(
             "the forward pass depends on something that differs between ranks: their number, the name of a host, an "
             "environment variable, a random number"
@@ -49,35 +49,39 @@ def compare_recordings(job: JobProgram, recording: Recording) -> None:
     dist.all_gather_object(digests, digest, group=group)
     if len(set(digests)) == 1:
         return
-    of_all: list[Any] = [None] * len(digests)
-    dist.all_gather_object(of_all, (dist.get_rank(), calls), group=group)
-    other = next(each for each, its in zip(of_all, digests, strict=True) if its != digests[0])
-    raise_difference(job, of_all[0], other)
+    rank_calls: list[Any] = [None] * len(digests)
+    dist.all_gather_object(rank_calls, (dist.get_rank(), calls), group=group)
+    different = next(
+        calls_of_rank
+        for calls_of_rank, rank_digest in zip(rank_calls, digests, strict=True)
+        if rank_digest != digests[0]
+    )
+    raise_difference(job, rank_calls[0], different)
 
 
 def raise_difference(
-    job: JobProgram, one: tuple[int, Sequence[tuple[str, str]]], other: tuple[int, Sequence[tuple[str, str]]]
+    job: JobProgram, expected: tuple[int, Sequence[tuple[str, str]]], different: tuple[int, Sequence[tuple[str, str]]]
 ) -> None:
-    pairs = enumerate(itertools.zip_longest(one[1], other[1]), 1)
+    pairs = enumerate(itertools.zip_longest(expected[1], different[1]), 1)
     number, pair = next((n, pair) for n, pair in pairs if None in pair or pair[0][0] != pair[1][0])
     texts = [
         f"{call[0] if call is not None else 'none'} on rank {rank}" + (f" ({call[1]})" if call and call[1] else "")
-        for (rank, _), call in zip((one, other), pair, strict=True)
+        for (rank, _), call in zip((expected, different), pair, strict=True)
     ]
     python = job.model.python
     with mark_errors(python.line if python is not None else ""):
         raise RecordingsDifferError(
             f"the ranks record different forward passes: call {number} is {texts[0]}, and {texts[1]}",
-            told=dist.get_rank() == one[0],
+            is_reported=dist.get_rank() == expected[0],
         )
 
 
 def _text(call: Call) -> str:
-    what = f"`{call.what}`" if call.layer else f"`{getattr(call.what, '__name__', call.what)}`"
-    arguments = [_argument(each) for each in call.args] + [
+    target = f"`{call.what}`" if call.layer else f"`{getattr(call.what, '__name__', call.what)}`"
+    arguments = [_argument(value) for value in call.args] + [
         f"{name}={_argument(call.kwargs[name])}" for name in call.kwargs
     ]
-    return f"{what}({', '.join(arguments)})"
+    return f"{target}({', '.join(arguments)})"
 
 
 def _argument(value: object) -> str:
@@ -92,7 +96,7 @@ def _argument(value: object) -> str:
         case tuple() | list():
             return f"[{', '.join(map(_argument, value))}]"
         case dict():
-            return f"[{', '.join(f'{key}={_argument(each)}' for key, each in value.items())}]"
+            return f"[{', '.join(f'{key}={_argument(entry)}' for key, entry in value.items())}]"
         case slice():
             return f"slice[{', '.join(map(_argument, (value.start, value.stop, value.step)))}]"
     return type(value).__name__

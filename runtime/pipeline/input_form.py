@@ -38,26 +38,28 @@ class InputForm:
     example: object = None
 
     def __post_init__(self) -> None:
-        if self.example is not None and (found := len(self._places(self.example)[0])) != len(self.leaves):
-            raise InputFormError(f"a batch has {found} tensors, and the plan {len(self.leaves)}", _REMEDY)
+        if self.example is not None and (count := len(self._places(self.example)[0])) != len(self.leaves):
+            raise InputFormError(f"a batch has {count} tensors, and the plan {len(self.leaves)}", _REMEDY)
 
     def tensors_of(self, batch: Structure) -> tuple[Tensor, ...]:
         """Returns the tensors of a batch, in the order of the example."""
         if self.example is None:
             return (batch,)
-        (tensors, constants), (expected, known) = self._places(batch), self._places(self.example)
-        if tensors.keys() != expected.keys() or constants != known:
-            raise InputFormError(f"a batch has {_named(tensors, constants)}, not {_named(expected, known)}", _REMEDY)
-        ordered = tuple(tensors[place] for place in expected)
-        samples = len(ordered[0]) if ordered[0].dim() else 0
-        for place, tensor, (shape, dtype) in zip(expected, ordered, self.leaves, strict=True):
+        (tensors, constants), (expected_tensors, expected_constants) = self._places(batch), self._places(self.example)
+        if tensors.keys() != expected_tensors.keys() or constants != expected_constants:
+            raise InputFormError(
+                f"a batch has {_named(tensors, constants)}, not {_named(expected_tensors, expected_constants)}", _REMEDY
+            )
+        inputs = tuple(tensors[place] for place in expected_tensors)
+        samples = len(inputs[0]) if inputs[0].dim() else 0
+        for place, tensor, (shape, dtype) in zip(expected_tensors, inputs, self.leaves, strict=True):
             if tuple(tensor.shape) != (samples, *shape) or tensor.dtype != getattr(torch, dtype):
                 raise InputFormError(
                     f"{_name(place)} of a batch has shape {tuple(tensor.shape)} and {tensor.dtype}, and its stages "
                     f"were recorded for {(samples, *shape)} and torch.{dtype}",
                     _REMEDY,
                 )
-        return ordered
+        return inputs
 
     def empty(self, samples: int, low: torch.dtype | None) -> tuple[Tensor, ...]:
         """Returns tensors of this form; floating-point tensors have the dtype `low`, if it is given."""
@@ -72,8 +74,8 @@ class InputForm:
         if self.example is None:
             return module(*tensors)
         leaves, form = flatten(self.example)
-        rest = iter(tensors)
-        batch = unflatten([next(rest) if isinstance(leaf, Tensor) else leaf for leaf in leaves], form)
+        tensor_iterator = iter(tensors)
+        batch = unflatten([next(tensor_iterator) if isinstance(leaf, Tensor) else leaf for leaf in leaves], form)
         return call(module, module.forward, batch)
 
     @staticmethod

@@ -88,57 +88,65 @@ class PipelineCut:
 
     def name_shared(self) -> None:
         """Makes shared weights accessible under their first names too, now that they have numbers."""
-        for owner, attribute, (there, original) in self.stand_ins:
-            setattr(owner, attribute, getattr(there, original))
+        for owner, attribute, (original_owner, original) in self.stand_ins:
+            setattr(owner, attribute, getattr(original_owner, original))
 
 
-def cut(job: JobProgram, made: Blank, coordinate: int, input_form: InputForm) -> PipelineCut:
+def cut(job: JobProgram, blank: Blank, coordinate: int, input_form: InputForm) -> PipelineCut:
     """Removes the layers that are not of `coordinate` from `made.module`, in place."""
     assert job.pipeline is not None
-    whole, all_names = named_tensors(made.module), parameter_names(made.module)
-    own = [stage for stage in job.pipeline.stages if stage.rank == coordinate]
-    names = [name for stage in own for name in stage.modules]
-    modules = {stage.index: {name: made.module.get_submodule(name) for name in stage.modules if name} for stage in own}
-    inside = {id(part) for layers in modules.values() for layer in layers.values() for part in layer.modules()}
-    between = _modules_outside_layers(job.pipeline, made.module) if "" in names else {}
-    kept = inside | {id(part) for part in between.values()}
-    parts = {} if job.model.root is not None else _parts(job, made.module, input_form, [stage.index for stage in own])
-    mine = {name: [spot for spot in each if id(spot[0]) in kept] for name, each in made.spots.items()}
-    spots = {name: each for name, each in mine.items() if each}
-    shared = _shared(job.pipeline, made, spots)
-    elsewhere = {name: each[0] for name, each in spots.items() if made.spots[name][0] not in each}
+    all_tensors, all_names = named_tensors(blank.module), parameter_names(blank.module)
+    own_stages = [stage for stage in job.pipeline.stages if stage.rank == coordinate]
+    names = [name for stage in own_stages for name in stage.modules]
+    modules = {
+        stage.index: {name: blank.module.get_submodule(name) for name in stage.modules if name} for stage in own_stages
+    }
+    layer_modules = {id(part) for layers in modules.values() for layer in layers.values() for part in layer.modules()}
+    modules_outside = _modules_outside_layers(job.pipeline, blank.module) if "" in names else {}
+    kept_modules = layer_modules | {id(part) for part in modules_outside.values()}
+    parts = (
+        {}
+        if job.model.root is not None
+        else _parts(job, blank.module, input_form, [stage.index for stage in own_stages])
+    )
+    mine = {
+        name: [spot for spot in all_spots if id(spot[0]) in kept_modules] for name, all_spots in blank.spots.items()
+    }
+    spots = {name: kept_spots for name, kept_spots in mine.items() if kept_spots}
+    shared_ranks = _shared(job.pipeline, blank, spots)
+    elsewhere = {name: kept_spots[0] for name, kept_spots in spots.items() if blank.spots[name][0] not in kept_spots}
     for part in parts.values():
-        _hold(part, made, spots, inside)
+        _hold(part, blank, spots, layer_modules)
     for index, part in parts.items():
         if "" in job.pipeline.stages[index].modules:
-            _hold_spares(part, spots, inside | {id(each.holder) for each in parts.values()})
-    leads = [*filter(None, names), *(f"{path}." for path in between)]
-    _prune(made.module, leads, [name.rpartition(".")[0] for name in elsewhere])
-    for left in made.module.modules():
-        if id(left) not in kept:
-            own_parameters(left).clear()
-            own_buffers(left).clear()
-    inits = tuple(init for init in made.step.inits if init.parameter in spots)
-    found = PipelineCut(
+            _hold_spares(part, spots, layer_modules | {id(part.holder) for part in parts.values()})
+    leads = [*filter(None, names), *(f"{path}." for path in modules_outside)]
+    _prune(blank.module, leads, [name.rpartition(".")[0] for name in elsewhere])
+    for removed in blank.module.modules():
+        if id(removed) not in kept_modules:
+            own_parameters(removed).clear()
+            own_buffers(removed).clear()
+    inits = tuple(init for init in blank.step.inits if init.parameter in spots)
+    pipeline_cut = PipelineCut(
         job=_restricted(job, names),
-        made=dataclasses.replace(made, step=dataclasses.replace(made.step, inits=inits), spots=spots),
+        made=dataclasses.replace(blank, step=dataclasses.replace(blank.step, inits=inits), spots=spots),
         modules=modules,
         parts=parts,
-        whole=whole,
+        whole=all_tensors,
         names=all_names,
-        shared=shared,
+        shared=shared_ranks,
         input_form=input_form,
     )
     for name, spot in elsewhere.items():
         path, _, attribute = name.rpartition(".")
-        found.stand_ins.append((made.module.get_submodule(path), attribute, spot))
-    return found
+        pipeline_cut.stand_ins.append((blank.module.get_submodule(path), attribute, spot))
+    return pipeline_cut
 
 
-def _shared(step: PipelineStep, made: Blank, spots: Mapping[str, list[Spot]]) -> dict[str, tuple[int, ...]]:
+def _shared(step: PipelineStep, blank: Blank, spots: Mapping[str, list[Spot]]) -> dict[str, tuple[int, ...]]:
     """Returns the pipeline coordinates of each of the tied weights `spots` that several have."""
-    holders = {name: _holders(step, made.module, made.spots[name]) for name in spots if len(made.spots[name]) > 1}
-    return {name: found for name, found in holders.items() if len(found) > 1}
+    holders = {name: _holders(step, blank.module, blank.spots[name]) for name in spots if len(blank.spots[name]) > 1}
+    return {name: ranks for name, ranks in holders.items() if len(ranks) > 1}
 
 
 def _modules_outside_layers(step: PipelineStep, model: nn.Module) -> dict[str, nn.Module]:
@@ -157,14 +165,14 @@ def _parts(job: JobProgram, model: nn.Module, input_form: InputForm, indices: Se
     stages = job.pipeline.stages
     layers = [name for stage in stages for name in stage.modules]
     number = mesh_of(job).coordinates["context"]
-    takes = job.context is not None and job.context.positions
-    with context_parallel.given_positions(model, number) if takes else contextlib.nullcontext():
+    takes_positions = job.context is not None and job.context.positions
+    with context_parallel.given_positions(model, number) if takes_positions else contextlib.nullcontext():
         recordings = capture(model, layers, input_form, job.precision, job.tensor)
     compare_recordings(job, recordings[True])
     if job.context is not None:
         _attend(recordings.values(), context_parallel.torchs_attention(job))
-    made = codes(recordings, [stage.modules[0] for stage in stages])
-    return {index: CapturedPart(codes=made[index]) for index in indices}
+    stage_codes = codes(recordings, [stage.modules[0] for stage in stages])
+    return {index: CapturedPart(codes=stage_codes[index]) for index in indices}
 
 
 def _attend(recordings: Iterable[Recording], attention: Callable[..., Tensor]) -> None:
@@ -175,45 +183,45 @@ def _attend(recordings: Iterable[Recording], attention: Callable[..., Tensor]) -
                 call.what = attention
 
 
-def _hold(part: CapturedPart, made: Blank, spots: dict[str, list[Spot]], inside: set[int]) -> None:
+def _hold(part: CapturedPart, blank: Blank, spots: dict[str, list[Spot]], layer_modules: set[int]) -> None:
     """Gives the tensors that a stage uses outside of layers a place: in a layer of this rank, or in its holder."""
     from dslc.runtime.pipeline.captured import tensors_used_by
 
-    names = {id(getattr(*all_spots[0])): name for name, all_spots in made.spots.items()}
-    for number, held in enumerate(tensors_used_by(part.codes)):
-        owner = made.module.get_submodule(held.path)
-        tensor = getattr(owner, held.name)
-        if id(owner) in inside:
-            part.places[held] = (owner, held.name)
+    names = {id(getattr(*all_spots[0])): name for name, all_spots in blank.spots.items()}
+    for number, reference in enumerate(tensors_used_by(part.codes)):
+        owner = blank.module.get_submodule(reference.path)
+        tensor = getattr(owner, reference.name)
+        if id(owner) in layer_modules:
+            part.places[reference] = (owner, reference.name)
             continue
         place = f"held{number}"
         if isinstance(tensor, nn.Parameter):
             part.holder.register_parameter(place, tensor)
         else:
             part.holder.register_buffer(place, tensor, persistent=False)
-        part.places[held] = (part.holder, place)
+        part.places[reference] = (part.holder, place)
         # First, as engines know this place.
-        spots.setdefault(names[id(tensor)], []).insert(0, part.places[held])
-        if made.step.reset:
-            spots[names[id(tensor)]].append((_snapshot(owner), held.name))  # a module that can make its numbers
+        spots.setdefault(names[id(tensor)], []).insert(0, part.places[reference])
+        if blank.step.reset:
+            spots[names[id(tensor)]].append((_snapshot(owner), reference.name))  # a module that can make its numbers
 
 
-def _hold_spares(part: CapturedPart, spots: Mapping[str, list[Spot]], staged: set[int]) -> None:
-    """Gives unused parameters a place in this stage: engines know those of stages (`staged`) alone."""
-    for each in spots.values():
-        each.sort(key=lambda spot: id(spot[0]) not in staged)
-        owner, attribute = each[0]
-        if id(owner) not in staged and attribute in own_parameters(owner):
+def _hold_spares(part: CapturedPart, spots: Mapping[str, list[Spot]], staged_modules: set[int]) -> None:
+    """Gives unused parameters a place in this stage: engines know those of stages (`staged_modules`) alone."""
+    for parameter_spots in spots.values():
+        parameter_spots.sort(key=lambda spot: id(spot[0]) not in staged_modules)
+        owner, attribute = parameter_spots[0]
+        if id(owner) not in staged_modules and attribute in own_parameters(owner):
             place = f"spare{len(own_parameters(part.holder))}"
             part.holder.register_parameter(place, own_parameters(owner)[attribute])
-            each.insert(0, (part.holder, place))
+            parameter_spots.insert(0, (part.holder, place))
 
 
 def _snapshot(module: nn.Module) -> nn.Module:
     """Returns a copy of `module` as it is now, unaffected by later removals."""
-    made = copy.copy(module)
-    separate_tensors(made, module)
-    return made
+    snapshot = copy.copy(module)
+    separate_tensors(snapshot, module)
+    return snapshot
 
 
 def _holders(step: PipelineStep, model: nn.Module, spots: Sequence[Spot]) -> tuple[int, ...]:
@@ -230,30 +238,30 @@ def _holders(step: PipelineStep, model: nn.Module, spots: Sequence[Spot]) -> tup
     return tuple(dict.fromkeys(ranks[id(owner)] for owner, _ in spots))
 
 
-def _prune(module: nn.Module, kept: Sequence[str], named: Sequence[str], prefix: str = "") -> None:
-    """Removes the modules that are neither `kept` nor on the way to one; those `named` stay as empty modules."""
+def _prune(module: nn.Module, kept_paths: Sequence[str], empty_paths: Sequence[str], prefix: str = "") -> None:
+    """Removes the modules outside `kept_paths` and on no way there; those of `empty_paths` stay as empty modules."""
     for name, child in list(module.named_children()):
         full = prefix + name
-        if full in kept:
+        if full in kept_paths:
             continue
-        if any(each.startswith(full + ".") for each in kept):
-            _prune(child, kept, named, full + ".")
-        elif any(each == full or each.startswith(full + ".") for each in named):
+        if any(path.startswith(full + ".") for path in kept_paths):
+            _prune(child, kept_paths, empty_paths, full + ".")
+        elif any(path == full or path.startswith(full + ".") for path in empty_paths):
             empty = nn.Module()
-            for each in named:
-                if each.startswith(full + "."):
-                    _make_path(empty, each[len(full) + 1 :])
+            for path in empty_paths:
+                if path.startswith(full + "."):
+                    _make_path(empty, path[len(full) + 1 :])
             own_children(module)[name] = empty
         else:
             del own_children(module)[name]
 
 
 def _make_path(module: nn.Module, path: str) -> None:
-    head, _, rest = path.partition(".")
+    head, _, tail = path.partition(".")
     if head not in own_children(module):
         module.add_module(head, nn.Module())
-    if rest:
-        _make_path(module.get_submodule(head), rest)
+    if tail:
+        _make_path(module.get_submodule(head), tail)
 
 
 def _restricted(job: JobProgram, names: Sequence[str]) -> JobProgram:
@@ -278,7 +286,7 @@ def _restricted(job: JobProgram, names: Sequence[str]) -> JobProgram:
 
 
 def _ties(job: JobProgram, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    return tuple(pair for pair in job.model.ties if all(_within(each, names) for each in pair))
+    return tuple(pair for pair in job.model.ties if all(_within(parameter, names) for parameter in pair))
 
 
 def _styles(step: TensorParallelStep, names: Sequence[str]) -> tuple[tuple[str, TensorStyle], ...]:
@@ -296,11 +304,11 @@ def join(job: JobProgram, cut: PipelineCut, mesh: Mesh, device: torch.device) ->
     """Returns the pipeline over the stages that `cut` has kept."""
     step = job.pipeline
     assert step is not None
-    aside, last_stage = offload.activations(job, device), len(step.stages) - 1
+    offload_activations, last_stage = offload.activations(job, device), len(step.stages) - 1
 
     @contextlib.contextmanager
     def pass_context() -> Iterator[None]:
-        with aside(), autocast(job.precision, device):
+        with offload_activations(), autocast(job.precision, device):
             yield
 
     stages: dict[int, StageModule | CapturedStage] = {}
@@ -347,7 +355,7 @@ class Pipeline:
 
     def engine(self, engine: Engine, plain: nn.Module) -> Engine:
         """Returns `engine` for the stages of this rank: the norm of a gradient is over all stages."""
-        others = {id(tensor) for name, tensor in named_tensors(plain).items() if not self.owns(name)}
+        remote_parameters = {id(tensor) for name, tensor in named_tensors(plain).items() if not self.owns(name)}
 
         def let_go() -> None:
             self.finish()
@@ -356,7 +364,7 @@ class Pipeline:
         return dataclasses.replace(
             engine,
             shards=self.mesh.group(*AXES),
-            counts=lambda parameter: id(parameter) not in others and engine.counts(parameter),
+            counts=lambda parameter: id(parameter) not in remote_parameters and engine.counts(parameter),
             let_go=let_go,
         )
 
@@ -401,8 +409,8 @@ class Pipeline:
         """Returns the pipeline coordinate that owns a tensor of the whole model."""
         stages = self.step.stages
         of_layer = (s.rank for s in stages for module in s.modules if module and name.startswith(module + "."))
-        of_none = (s.rank for s in stages if "" in s.modules)
-        return next(itertools.chain(of_layer, of_none))
+        outside_layers = (s.rank for s in stages if "" in s.modules)
+        return next(itertools.chain(of_layer, outside_layers))
 
     # ------------------------------------------------------------------------------------------ without gradients
 
@@ -412,19 +420,19 @@ class Pipeline:
         All ranks of the pipeline call it with the same number of samples.
         """
         self.finish()
-        leaves = given = self.input_form.tensors_of(input)
+        leaves = inputs = self.input_form.tensors_of(input)
         samples = len(leaves[0])
         for index in sorted(self.stages):
             stage = self.stages[index]
             if index > 0 and index - 1 not in self.stages:
                 source = self.peer(self.step.stages[index - 1].rank)
-                given = tuple(self._received(samples, fact, source) for fact in stage.step.inputs)
-            made = stage(*given, **self.stage_arguments(leaves))
-            given = made if isinstance(made, tuple) else (made,)
+                inputs = tuple(self._received(samples, fact, source) for fact in stage.step.inputs)
+            output = stage(*inputs, **self.stage_arguments(leaves))
+            inputs = output if isinstance(output, tuple) else (output,)
             if index != self.last_stage and index + 1 not in self.stages:
-                to = self.peer(self.step.stages[index + 1].rank)
-                self._sent += [(dist.isend(tensor, to, group=self.group), tensor) for tensor in given]
-        return self.restored(made, samples) if self.ends else None
+                next_rank = self.peer(self.step.stages[index + 1].rank)
+                self._sent += [(dist.isend(tensor, next_rank, group=self.group), tensor) for tensor in inputs]
+        return self.restored(output, samples) if self.ends else None
 
     def restored(self, output: Structure, samples: int) -> Structure:
         """Returns what the last stage gives in the form in which the model gives it."""
@@ -437,9 +445,9 @@ class Pipeline:
 
     def _received(self, samples: int, fact: tuple[tuple[int, ...], str], source: int) -> Tensor:
         shape, dtype = fact
-        taken = torch.empty((samples, *shape), dtype=getattr(torch, dtype), device=self.device)
-        dist.recv(taken, source, group=self.group)
-        return taken
+        received_tensor = torch.empty((samples, *shape), dtype=getattr(torch, dtype), device=self.device)
+        dist.recv(received_tensor, source, group=self.group)
+        return received_tensor
 
     def finish(self) -> None:
         """Waits until all pending sends have completed."""
@@ -447,22 +455,22 @@ class Pipeline:
             work.wait()
         self._sent.clear()
 
-    def to_rank_0(self, name: str, whole: Tensor | None) -> Tensor | None:
+    def to_rank_0(self, name: str, full_tensor: Tensor | None) -> Tensor | None:
         """Sends a tensor from the first rank of its owner to rank 0; returns it there, None elsewhere."""
         owner = self.owner(name)
         if not self.is_first_rank or self.coordinate not in (0, owner):
             return None
         if owner == 0:
-            return whole
+            return full_tensor
         if self.coordinate == owner:
-            assert whole is not None
+            assert full_tensor is not None
             # It may be in the host's memory, which NCCL cannot send from.
-            dist.send(whole.contiguous().to(self.device), self.peer(0), group=self.group)
+            dist.send(full_tensor.contiguous().to(self.device), self.peer(0), group=self.group)
             return None
         about = self.whole[name]
-        taken = torch.empty(about.shape, dtype=about.dtype, device=self.device)
-        dist.recv(taken, self.peer(owner), group=self.group)
-        return taken
+        received_tensor = torch.empty(about.shape, dtype=about.dtype, device=self.device)
+        dist.recv(received_tensor, self.peer(owner), group=self.group)
+        return received_tensor
 
     def further_losses(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Returns the further losses that the last stage has logged in a step; zeros under their names elsewhere."""
@@ -491,30 +499,30 @@ class Pipeline:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             target = local_part(parameter.grad)
-            own = _with_all_rows(target, parameter)
-            parts = {self.coordinate: own}
+            contribution = _with_all_rows(target, parameter)
+            parts = {self.coordinate: contribution}
             exchanges = []
-            for other in holders:
-                if other != self.coordinate:
-                    parts[other] = torch.empty_like(own)
-                    exchanges.append(dist.P2POp(dist.isend, own, self.peer(other), self.group))
-                    exchanges.append(dist.P2POp(dist.irecv, parts[other], self.peer(other), self.group))
+            for holder in holders:
+                if holder != self.coordinate:
+                    parts[holder] = torch.empty_like(contribution)
+                    exchanges.append(dist.P2POp(dist.isend, contribution, self.peer(holder), self.group))
+                    exchanges.append(dist.P2POp(dist.irecv, parts[holder], self.peer(holder), self.group))
             for work in dist.batch_isend_irecv(exchanges):
                 work.wait()
             total = parts[holders[0]].clone()
-            for other in holders[1:]:
-                total += parts[other]
+            for holder in holders[1:]:
+                total += parts[holder]
             target.copy_(total[: len(target)] if target.dim() else total)
 
 
-def _with_all_rows(own: Tensor, parameter: Any) -> Tensor:
+def _with_all_rows(rows: Tensor, parameter: Any) -> Tensor:
     """Returns a rank's rows of a gradient, padded to the first rank's number: messages have equal shapes."""
-    shares, missing = 1, 0
+    shares, missing_rows = 1, 0
     for dim, placement in enumerate(getattr(parameter, "placements", ())):
         shares *= parameter.device_mesh.size(dim) if getattr(placement, "dim", None) == 0 else 1
     if shares > 1:
-        missing = largest(parameter.shape[0], shares) - len(own)
-    return torch.cat([own, own.new_zeros(missing, *own.shape[1:])]) if missing else own.contiguous()
+        missing_rows = largest(parameter.shape[0], shares) - len(rows)
+    return torch.cat([rows, rows.new_zeros(missing_rows, *rows.shape[1:])]) if missing_rows else rows.contiguous()
 
 
 class ScheduleRun:
@@ -566,8 +574,8 @@ class ScheduleRun:
             [self._pipeline.input_form.tensors_of(input) for input, _ in micro],
             [target for _, target in micro],
         )
-        beside = [self._pipeline.stage_arguments(input) for input in inputs]
-        run_microbatches(self._runtime, inputs, beside, targets)
+        stage_arguments = [self._pipeline.stage_arguments(input) for input in inputs]
+        run_microbatches(self._runtime, inputs, stage_arguments, targets)
 
 
 def _no_weights() -> Callable[[], None]:

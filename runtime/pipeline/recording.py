@@ -22,9 +22,9 @@ SMALL, LARGE = 2, 4  # samples of the two runs that are compared; a single one w
 class CaptureError(Exception):
     """Why a module cannot be recorded. `where` is the line of the user's own code, as far as it is known."""
 
-    def __init__(self, reason: str, where: str = "") -> None:
+    def __init__(self, reason: str, line: str = "") -> None:
         super().__init__(reason)
-        self.where = where
+        self.where = line
 
 
 class RecordedValue(NamedTuple):
@@ -114,9 +114,9 @@ class Recording:
     repeated: tuple[tuple[str, ...], ...] = ()
 
 
-def full(held: ModuleTensor) -> str:
+def full(reference: ModuleTensor) -> str:
     """Returns the name of a parameter or buffer in the whole module."""
-    return f"{held.path}.{held.name}" if held.path else held.name
+    return f"{reference.path}.{reference.name}" if reference.path else reference.name
 
 
 def touches(recording: Recording, call: Call, values: set[int]) -> bool:
@@ -132,7 +132,7 @@ def touches(recording: Recording, call: Call, values: set[int]) -> bool:
 def filled(
     value: Any,
     values: Mapping[int, Tensor],
-    held: Mapping[ModuleTensor, tuple[nn.Module, str]],
+    places: Mapping[ModuleTensor, tuple[nn.Module, str]],
     samples: int,
     device: torch.device | None,
 ) -> Any:
@@ -141,7 +141,7 @@ def filled(
         case RecordedValue(number):
             return values[number]
         case ModuleTensor():
-            return getattr(*held[value])
+            return getattr(*places[value])
         case SampleMultiple(times):
             return times * samples
         case Constant(tensor):
@@ -149,7 +149,7 @@ def filled(
         case torch.device():
             return device or value
         case _:
-            return map_parts(lambda each: filled(each, values, held, samples, device), value)
+            return map_parts(lambda part: filled(part, values, places, samples, device), value)
 
 
 def map_parts(function: Callable[[Any], object], value: Any) -> Any:
@@ -165,7 +165,7 @@ def map_parts(function: Callable[[Any], object], value: Any) -> Any:
         case list():
             return list(map(function, value))
         case dict():
-            return {key: function(each) for key, each in value.items()}
+            return {key: function(part) for key, part in value.items()}
         case _:
             return value
 
@@ -178,47 +178,64 @@ def tensors_of(value: object) -> list[Tensor]:
 # -------------------------------------------------------------------------------------------- two runs made one
 
 
-def merged(small: Recording, large: Recording) -> Recording:
+def merged(small_run: Recording, large_run: Recording) -> Recording:
     """Returns the calls of both runs as one list, with numbers that grow with the batch as multiples of the samples."""
-    for one, other in zip(small.calls, large.calls, strict=False):
-        if one.what != other.what or one.gives != other.gives or one.takes != other.takes:
-            raise CaptureError("its forward does different things for different numbers of samples", one.where)
-        one.args = _merge_values(one.args, other.args, one.where)
-        one.kwargs = _merge_values(one.kwargs, other.kwargs, one.where)
-    if len(small.calls) != len(large.calls) or small.outputs != large.outputs:
+    for small_call, large_call in zip(small_run.calls, large_run.calls, strict=False):
+        if (
+            small_call.what != large_call.what
+            or small_call.gives != large_call.gives
+            or small_call.takes != large_call.takes
+        ):
+            raise CaptureError("its forward does different things for different numbers of samples", small_call.where)
+        small_call.args = _merge_values(small_call.args, large_call.args, small_call.where)
+        small_call.kwargs = _merge_values(small_call.kwargs, large_call.kwargs, small_call.where)
+    if len(small_run.calls) != len(large_run.calls) or small_run.outputs != large_run.outputs:
         raise CaptureError("its forward does different things for different numbers of samples")
-    if small.result.form != large.result.form:
+    if small_run.result.form != large_run.result.form:
         raise CaptureError("its output has another form for another number of samples")
-    small.result = Result(_merge_values(small.result.leaves, large.result.leaves, ""), small.result.form)
-    for number, fact in small.facts.items():
-        fact.large = large.facts[number].small
-    _settle(small)
-    return small
+    small_run.result = Result(
+        _merge_values(small_run.result.leaves, large_run.result.leaves, ""), small_run.result.form
+    )
+    for number, fact in small_run.facts.items():
+        fact.large = large_run.facts[number].small
+    _settle(small_run)
+    return small_run
 
 
-def _merge_values(small: Any, large: Any, where: str) -> Any:
-    if isinstance(small, int) and not isinstance(small, bool) and small != large:
-        if isinstance(large, int) and small * LARGE == large * SMALL and small % SMALL == 0:
-            return SampleMultiple(small // SMALL)
-        reason = f"a number in its forward is {small} for {SMALL} samples and {large} for {LARGE}"
-        raise CaptureError(reason, where)
-    if isinstance(small, Constant):
-        return small
-    if isinstance(small, RecordedValue | ModuleTensor) and small == large:
-        return small
-    if isinstance(small, slice):
-        parts = zip((small.start, small.stop, small.step), (large.start, large.stop, large.step), strict=True)
-        return slice(*(_merge_values(one, other, where) for one, other in parts))
-    if isinstance(small, dict) and isinstance(large, dict) and list(small) == list(large):
-        return {key: _merge_values(small[key], large[key], where) for key in small}
-    if isinstance(small, tuple | list) and type(small) is type(large) and len(small) == len(large):
-        items = [_merge_values(one, other, where) for one, other in zip(small, large, strict=True)]
-        if hasattr(small, "_fields"):
-            return type(small)(*items)
-        return items if isinstance(small, list) else tuple(items)
-    if small is not large and small != large:
-        raise CaptureError(f"in its forward `{small}` is `{large}` for other numbers of samples", where)
-    return small
+def _merge_values(small_value: Any, large_value: Any, line: str) -> Any:
+    if isinstance(small_value, int) and not isinstance(small_value, bool) and small_value != large_value:
+        if isinstance(large_value, int) and small_value * LARGE == large_value * SMALL and small_value % SMALL == 0:
+            return SampleMultiple(small_value // SMALL)
+        reason = f"a number in its forward is {small_value} for {SMALL} samples and {large_value} for {LARGE}"
+        raise CaptureError(reason, line)
+    if isinstance(small_value, Constant):
+        return small_value
+    if isinstance(small_value, RecordedValue | ModuleTensor) and small_value == large_value:
+        return small_value
+    if isinstance(small_value, slice):
+        parts = zip(
+            (small_value.start, small_value.stop, small_value.step),
+            (large_value.start, large_value.stop, large_value.step),
+            strict=True,
+        )
+        return slice(*(_merge_values(small_part, large_part, line) for small_part, large_part in parts))
+    if isinstance(small_value, dict) and isinstance(large_value, dict) and list(small_value) == list(large_value):
+        return {key: _merge_values(small_value[key], large_value[key], line) for key in small_value}
+    if (
+        isinstance(small_value, tuple | list)
+        and type(small_value) is type(large_value)
+        and len(small_value) == len(large_value)
+    ):
+        items = [
+            _merge_values(small_part, large_part, line)
+            for small_part, large_part in zip(small_value, large_value, strict=True)
+        ]
+        if hasattr(small_value, "_fields"):
+            return type(small_value)(*items)
+        return items if isinstance(small_value, list) else tuple(items)
+    if small_value is not large_value and small_value != large_value:
+        raise CaptureError(f"in its forward `{small_value}` is `{large_value}` for other numbers of samples", line)
+    return small_value
 
 
 def _settle(recording: Recording) -> None:
@@ -226,14 +243,16 @@ def _settle(recording: Recording) -> None:
     facts = recording.facts
     while True:
         spoilt = {facts[number].memory for call in recording.calls if not call.own for number in call.changes}
-        lost = [n for n, fact in facts.items() if fact.own and fact.memory in spoilt and n >= recording.inputs]
-        for number in lost:
+        spoilt_numbers = [
+            n for n, fact in facts.items() if fact.own and fact.memory in spoilt and n >= recording.inputs
+        ]
+        for number in spoilt_numbers:
             facts[number].own = False
-        changed = False
+        has_changed = False
         for call in recording.calls:
             if call.own and not all(facts[number].own for number in (*call.takes, *call.gives)):
-                call.own, changed = False, True
+                call.own, has_changed = False, True
                 for number in call.gives:
                     facts[number].own = False
-        if not changed:
+        if not has_changed:
             return

@@ -38,28 +38,34 @@ def repeated_uses(
             origins[node] = dict.fromkeys(name for source in sources for name in origins[source])
             origins[node] |= {owners[node]: None} if node in owners else {}
         else:
-            for parameter in dict.fromkeys(each for source in sources for each in leaves.get(source, ())):
+            for parameter in dict.fromkeys(
+                source_parameter for source in sources for source_parameter in leaves.get(source, ())
+            ):
                 if parameter in names:
                     uses[parameter].append(node)
     users: dict[object, list[int]] = defaultdict(list)
     for parameter, nodes in uses.items():
         for node in nodes:
             users[node].append(parameter)
-    found: dict[Repeated, None] = {}
+    repeated: dict[Repeated, None] = {}
     for parameter, nodes in uses.items():
-        for later in nodes[:MOST] if len(nodes) > 1 else ():
-            upstream = _upstream_first(later)
-            there = set(upstream[:-1])
-            for earlier in (node for node in nodes if node in there):
+        for later_use in nodes[:MOST] if len(nodes) > 1 else ():
+            upstream = _upstream_first(later_use)
+            upstream_nodes = set(upstream[:-1])
+            for earlier_use in (node for node in nodes if node in upstream_nodes):
                 places = dict.fromkeys(
                     name
-                    for use in (earlier, later)
+                    for use in (earlier_use, later_use)
                     for name in (*_layers_before(use, parameter, leaves, origins), owners.get(use, ""))
                 )
-                for other in (other for node in _nodes_between(earlier, upstream) for other in users.get(node, ())):
-                    if other != parameter:
-                        found[(full(names[parameter]), *places, full(names[other]))] = None
-    return tuple(found)
+                for other_parameter in (
+                    other_parameter
+                    for node in _nodes_between(earlier_use, upstream)
+                    for other_parameter in users.get(node, ())
+                ):
+                    if other_parameter != parameter:
+                        repeated[(full(names[parameter]), *places, full(names[other_parameter]))] = None
+    return tuple(repeated)
 
 
 def _layers_before(
@@ -71,30 +77,30 @@ def _layers_before(
     return [name for source in sources for name in origins[source]]
 
 
-def _nodes_between(earlier: Node, upstream: list[Node]) -> list[Node]:
-    """Returns the nodes of `upstream` that depend on `earlier`, without the last of it."""
-    after = {earlier}
-    found = []
+def _nodes_between(first_use: Node, upstream: list[Node]) -> list[Node]:
+    """Returns the nodes of `upstream` that depend on `first_use`, without the last node."""
+    dependents = {first_use}
+    nodes = []
     for node in upstream[:-1]:
-        if any(source in after for source, _ in node.next_functions):
-            after.add(node)
-            found.append(node)
-    return found
+        if any(source in dependents for source, _ in node.next_functions):
+            dependents.add(node)
+            nodes.append(node)
+    return nodes
 
 
 def _upstream_first(*ends: Node | None) -> list[Node]:
     """Returns the nodes of the graph of autograd that `ends` depend on, and these, each after those it depends on."""
     order: list[Node] = []
     visited: set[Node] = set()
-    pending = [(end, False) for end in reversed(ends) if end is not None]
-    while pending:
-        node, ready = pending.pop()
-        if ready:
+    stack = [(end, False) for end in reversed(ends) if end is not None]
+    while stack:
+        node, is_expanded = stack.pop()
+        if is_expanded:
             order.append(node)
         elif node not in visited:
             visited.add(node)
-            pending.append((node, True))
-            pending += [(source, False) for source, _ in node.next_functions if source is not None]
+            stack.append((node, True))
+            stack += [(source, False) for source, _ in node.next_functions if source is not None]
     return order
 
 
@@ -105,11 +111,11 @@ def _owners(recording: Recording, tensors: list[Tensor]) -> dict[object, str]:
     layer = next(iter(recording.starts), "")
     for number, call in enumerate(recording.calls):
         layer = starts.get(number, layer)
-        for given in call.gives:
-            pending = [tensors[given].grad_fn]
-            while pending:
-                node = pending.pop()
+        for result in call.gives:
+            stack = [tensors[result].grad_fn]
+            while stack:
+                node = stack.pop()
                 if node is not None and node not in owners:
                     owners[node] = layer
-                    pending += [source for source, _ in node.next_functions]
+                    stack += [source for source, _ in node.next_functions]
     return owners

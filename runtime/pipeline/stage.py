@@ -26,13 +26,18 @@ Contexts = Callable[[], contextlib.AbstractContextManager[object]]
 
 
 class StageModule(nn.Module):
-    """Layers, one after another, within `around`. `trains_before`: a stage before trains, and is sent gradients."""
+    """Layers, one after another, within `contexts`. `trains_before`: a stage before trains, and is sent gradients."""
 
     def __init__(
-        self, step: StageStep, last: bool, layers: Iterable[nn.Module], around: Contexts, trains_before: bool = True
+        self,
+        step: StageStep,
+        is_last: bool,
+        layers: Iterable[nn.Module],
+        contexts: Contexts,
+        trains_before: bool = True,
     ) -> None:
         super().__init__()
-        self.step, self.last, self._around, self._trains_before = step, last, around, trains_before
+        self.step, self.last, self._around, self._trains_before = step, is_last, contexts, trains_before
         self._sent = getattr(torch, step.outputs[0][1])
         self.layers = nn.ModuleList(layers)
 
@@ -55,50 +60,50 @@ class CapturedPart:
 
 
 class CapturedStage(nn.Module):
-    """A part of a user's own module. `whole` is the module, whose `training` chooses the code to run."""
+    """A part of a user's own module. `full_module` is the module, whose `training` chooses the code to run."""
 
     def __init__(
         self,
         step: StageStep,
-        last: bool,
+        is_last: bool,
         layers: Mapping[str, nn.Module],
         part: CapturedPart,
-        whole: nn.Module,
-        around: Contexts,
+        full_module: nn.Module,
+        contexts: Contexts,
         device: torch.device,
         trains_before: bool = True,
     ) -> None:
         super().__init__()
-        self.step, self.last, self._around, self._device = step, last, around, device
+        self.step, self.last, self._around, self._device = step, is_last, contexts, device
         self._trains_before = trains_before
         self.layers, self.holder = nn.ModuleList(layers.values()), part.holder
         self._named, self._places, self._codes = dict(layers), dict(part.places), dict(part.codes)
-        self._whole = [whole]  # in a list, so that it is no submodule of the stage
+        self._whole = [full_module]  # in a list, so that it is no submodule of the stage
         self._sent = [getattr(torch, dtype) for _, dtype in step.outputs]
 
-    def forward(self, *given: Tensor, input: tuple[Tensor, ...] = ()) -> Tensor | tuple[Tensor, ...]:
+    def forward(self, *inputs: Tensor, input: tuple[Tensor, ...] = ()) -> Tensor | tuple[Tensor, ...]:
         code = self._codes[self._whole[0].training]
         values: dict[int, Tensor] = {}
         if code.receives:
             if not self._trains_before:
-                given = tuple(tensor.detach() for tensor in given)
-            elif any(tensor.requires_grad for tensor in given):
-                given = _Dense.apply(*given)  # type: ignore[no-untyped-call]
-            values.update(zip(code.receives, given, strict=True))
+                inputs = tuple(tensor.detach() for tensor in inputs)
+            elif any(tensor.requires_grad for tensor in inputs):
+                inputs = _Dense.apply(*inputs)  # type: ignore[no-untyped-call]
+            values.update(zip(code.receives, inputs, strict=True))
         else:
-            input = given
+            input = inputs
         values.update(enumerate(input))
-        samples = len(given[0])
+        samples = len(inputs[0])
         with self._around():
-            for call, over in zip(code.calls, code.drops, strict=True):
+            for call, dropped_numbers in zip(code.calls, code.drops, strict=True):
                 self._do(call, values, samples)
-                for number in over:
+                for number in dropped_numbers:
                     values.pop(number, None)
         if self.last:
-            made = tuple(values[number] for number in code.gives)
-            return made[0] if code.result.is_tensor else made
+            outputs = tuple(values[number] for number in code.gives)
+            return outputs[0] if code.result.is_tensor else outputs
         return tuple(
-            _ready(values[number], dtype, used=number in code.used)
+            _ready(values[number], dtype, is_used=number in code.used)
             for number, dtype in zip(code.gives, self._sent, strict=True)
         )
 
@@ -112,23 +117,25 @@ class CapturedStage(nn.Module):
     def _do(self, call: Call, values: dict[int, Tensor], samples: int) -> None:
         args = filled(call.args, values, self._places, samples, self._device)
         kwargs = filled(call.kwargs, values, self._places, samples, self._device)
-        what = self._named[call.what] if call.layer else call.what
-        with contextlib.ExitStack() as around:
+        target = self._named[call.what] if call.layer else call.what
+        with contextlib.ExitStack() as contexts:
             if not call.grad:
-                around.enter_context(torch.no_grad())
+                contexts.enter_context(torch.no_grad())
             if call.cast is not None:
-                enabled, dtype = call.cast
-                around.enter_context(torch.autocast(self._device.type, dtype=dtype, enabled=enabled))
-            result = what(*args, **kwargs)
-        found = tensors_of(result)
-        assert len(found) == len(call.gives), f"{call.where}: {len(found)} tensors, and there were {len(call.gives)}"
-        values.update(zip(call.gives, found, strict=True))
+                is_enabled, dtype = call.cast
+                contexts.enter_context(torch.autocast(self._device.type, dtype=dtype, enabled=is_enabled))
+            result = target(*args, **kwargs)
+        results = tensors_of(result)
+        assert len(results) == len(call.gives), (
+            f"{call.where}: {len(results)} tensors, and there were {len(call.gives)}"
+        )
+        values.update(zip(call.gives, results, strict=True))
 
 
-def _ready(tensor: Tensor, dtype: torch.dtype, used: bool = False) -> Tensor:
-    """Prepares a tensor to be sent to another stage; `used`: this stage works with it, too."""
+def _ready(tensor: Tensor, dtype: torch.dtype, is_used: bool = False) -> Tensor:
+    """Prepares a tensor to be sent to another stage; `is_used`: this stage works with it, too."""
     tensor = tensor.to(dtype).contiguous()
-    if torch.is_grad_enabled() and (used or is_view(tensor)):
+    if torch.is_grad_enabled() and (is_used or is_view(tensor)):
         # A split backward pass detaches it in place, which torch refuses for views and for tensors it needs again.
         tensor = tensor.clone()
     if torch.is_grad_enabled() and not tensor.requires_grad:
@@ -140,8 +147,8 @@ class _Dense(torch.autograd.Function):
     """Returns the same tensors and makes their gradients contiguous, as only such can be sent."""
 
     @staticmethod
-    def forward(ctx: object, *given: Tensor) -> object:
-        return tuple(tensor.view_as(tensor) for tensor in given)
+    def forward(ctx: object, *tensors: Tensor) -> object:
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
 
     @staticmethod
     def backward(ctx: object, *gradients: Tensor) -> object:

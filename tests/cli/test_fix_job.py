@@ -106,11 +106,26 @@ def test_what_nothing_uses_is_removed_and_other_warnings_stay(job: Path, capsys:
     assert job.read_text() == good + saved
 
 
-def test_a_mistake_in_an_imported_file_is_not_fixed(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_in_an_imported_file_is_fixed_there(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = JOB.replace("bach ", "batch").replace("  batch_sz  = 3\n", "")
+    job.write_bytes(good.replace("\n", "\r\n").encode())
+    Path("runs").mkdir()
+    main_text = 'import "../job.plt"\n\ntrain {\n  clip = 2\n  lrschedule = constant\n}\n'
+    Path("runs/main.plt").write_text(main_text)
+    assert main(["check", "runs/main.plt", "--fix"]) == 0
+    err = capsys.readouterr().err
+    assert "job.plt:3:25: replace `liner` by `linear` [E0130]\n" in err
+    fixed = good.replace("liner", "linear")  # its clip is overridden
+    assert job.read_bytes().decode() == fixed.replace("\n", "\r\n")
+    assert Path("runs/main.plt").read_text() == main_text.replace("lrschedule", "lr_schedule")
+
+
+def test_a_field_is_changed_in_the_file_that_decides_it(job: Path) -> None:
+    good = (TESTS / "bad" / "base" / "digits.plt").read_text().replace("cpus = 2", "cpus = 3")
+    job.write_text(good + "\nparallelism {\n  data = 2\n}\n")
     Path("main.plt").write_text('import "job.plt"\n')
-    assert main(["check", "main.plt", "--fix"]) == 1
-    assert Path("main.plt").read_text() == 'import "job.plt"\n' and job.read_text() == JOB
-    assert "did you mean `linear`?" in capsys.readouterr().err
+    assert main(["check", "main.plt", "--unsafe-fixes"]) == 0
+    assert "data = 3" in job.read_text() and Path("main.plt").read_text() == 'import "job.plt"\n'
 
 
 def test_a_file_that_cannot_be_read_is_reported_once(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -242,8 +242,13 @@ def test_a_mistake_of_an_imported_file_is_shown_at_the_import(client: LspClient,
     (related,) = found["relatedInformation"]
     assert related["location"]["uri"] == (folder / "faulty.plt").as_uri()
     assert related["location"]["range"]["start"] == {"line": 1, "character": 2}
+    params = {"range": found["range"], "context": {"diagnostics": [found]}}
+    (action,) = client.ask_all("codeAction", uri, **params)
+    (edit,) = action["edit"]["changes"][(folder / "faulty.plt").as_uri()]
+    assert apply_edit("data {\n  bach = 64\n}\n", edit) == "data {\n  batch = 64\n}\n"
+    other = client.open(folder / "faulty.plt", "data {\n  bach = 32\n}\n")
+    assert client.ask_all("codeAction", uri, **params) == [], "the editor has another text of the file"
     (folder / "faulty.plt").write_text("data {\n  workers = 0\n}\n")
-    other = client.open(folder / "faulty.plt")
     client.notify("textDocument/didSave", {"textDocument": {"uri": other}})
     assert client.diagnostics(uri, 1) == []
 

@@ -81,8 +81,8 @@ class Coordinator:
         self.order: list[Any] = []
         self.apart, self.is_coordinator = apart, is_coordinator
 
-    def dismiss(self, steps: int | None, *, stopped: bool) -> None:
-        self.order.append((steps, stopped))
+    def dismiss(self, steps: int | None, *, was_stopped: bool) -> None:
+        self.order.append((steps, was_stopped))
 
     def let_end(self) -> None:
         self.order.append("lets end")
@@ -125,7 +125,7 @@ def test_who_waited_for_a_place_leaves_as_the_training_ended(
     monkeypatch.setattr("threading.Event.wait", lambda _, seconds: waited.append(seconds))
 
     def over(_: object) -> None:
-        raise TrainingOverError(7, "coordinator", stopped=stopped)
+        raise TrainingOverError(7, "coordinator", was_stopped=stopped)
 
     monkeypatch.setattr(elastic, "meet", over)
     monkeypatch.setattr("signal.signal", lambda *_: None)

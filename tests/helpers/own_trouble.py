@@ -1,4 +1,4 @@
-"""A hook that brings trouble to a training: faults, one after another, each once."""
+"""Hooks that bring trouble to a training: faults and flipped bits, one after another, each once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import signal
 from pathlib import Path
 from typing import Any
+
+import torch
 
 
 class Trouble:
@@ -52,3 +54,26 @@ class Trouble:
         with open(max(newest.glob("*.distcp")), "r+b") as file:
             file.write(b"damage")
         self.killed(context)
+
+
+class BitFlips:
+    """Flips bits of parameters as `rank:step:parameter:number:bit`, one in each start; the first one in all if it is
+    `lasting`.
+    """
+
+    def __init__(self, flips: list[str], lasting: bool = False) -> None:
+        self._flips = [tuple(map(int, flip.split(":"))) for flip in flips]
+        self._lasting, self._number = lasting, 0
+
+    def start(self, context: Any) -> None:
+        self._number = 0 if self._lasting else len(list(Path(context.folder).glob("flip-*")))
+
+    def after_step(self, context: Any) -> None:
+        if self._number >= len(self._flips):
+            return
+        rank, step, parameter, number, bit = self._flips[self._number]
+        if (rank, step) == (context.rank, context.step):
+            (Path(context.folder) / f"flip-{self._number}").touch()
+            tensor = list(context.model.parameters())[parameter]
+            bits = getattr(tensor, "_local_tensor", tensor).data.view(-1).view(torch.int32)
+            bits[number % len(bits)] ^= 1 << bit if bit < 31 else -(1 << 31)

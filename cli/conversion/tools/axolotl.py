@@ -8,6 +8,7 @@ from dslc.conversion.config_file import ConfigFile
 from dslc.conversion.draft import Draft, quantity, value_text
 from dslc.conversion.key_reader import KeyReader
 from dslc.conversion.key_table import key_table
+from dslc.conversion.tools.axolotl_checks import check_combinations
 from dslc.conversion.tools.trainer_settings import (
     read_length,
     read_lora,
@@ -23,18 +24,25 @@ NAME = "Axolotl"
 _LORA = {"rank": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target_modules",
          "save": "lora_modules_to_save"}  # fmt: skip
 _AUTOS: dict[str, tuple[Json, str]] = {"bf16": (True, "GPUs that have it")}
-_SCRIPT = "it belongs to a plugin, or Axolotl ignores it"
+_OWN_PLUGINS = "axolotl.integrations."
 _ALL_LINEAR = '["*_proj"]'
 
 
 def read_axolotl(file: ConfigFile, draft: Draft) -> None:
     """Adds the settings of the file, and the outcome of each key."""
-    reader = KeyReader(NAME, file, draft, key_table("axolotl"), autos=_AUTOS, auto_help="", script=_SCRIPT)
+    table = key_table("axolotl")
+    listed = file.value("plugins")
+    plugins = [str(plugin) for plugin in listed] if isinstance(listed, list) else []
+    foreign = next((plugin for plugin in plugins if not plugin.startswith(_OWN_PLUGINS)), "")
+    extension = f"`{foreign}`" if foreign else ""
+    reader = KeyReader(NAME, file, draft, table, autos=_AUTOS, extension=extension)
+    _check_plugins(reader, plugins)
+    check_combinations(reader)
     _read_batch(reader)
     read_model(reader, "base_model")
     set_token_source(reader, "sequence_len")
     _read_adapter(reader)
-    read_precision(reader)
+    _read_precision(reader)
     read_length(reader, "max_steps", "num_epochs", 1)
     read_optimizer(reader, "optimizer", "adamw_torch_fused")
     read_schedule(reader, "lr_scheduler", "cosine")
@@ -45,13 +53,34 @@ def read_axolotl(file: ConfigFile, draft: Draft) -> None:
     reader.finish()
 
 
+def _check_plugins(reader: KeyReader, plugins: list[str]) -> None:
+    """Reports the keys of a plugin that the file does not list: Axolotl ignores them."""
+    for package, keys in reader.table.plugins.items():
+        if any(plugin.startswith(package) for plugin in plugins):
+            continue
+        for key in sorted(keys & reader.file.root.keys()):
+            if reader.has(key):
+                help = f"add the plugin to `plugins`, or remove `{key}`"
+                reader.warn_ignored(key, f"`{key}`: Axolotl ignores it without the plugin of `{package}`", help)
+
+
+def _read_precision(reader: KeyReader) -> None:
+    """Reads `fp16` and `bf16`, which is `auto` by default: GPUs have it."""
+    read_precision(reader)
+    if "bf16" not in reader.file.root and not reader.file.value("fp16"):
+        reader.default("train.precision", "bf16", "bf16 = auto")
+
+
 def _read_batch(reader: KeyReader) -> None:
     micro = reader.whole_number("micro_batch_size") or 1
     accumulation = reader.whole_number("gradient_accumulation_steps") or 1
+    if reader.has("batch_size") and not reader.has("gradient_accumulation_steps"):
+        message = "Axolotl ignores `batch_size`: `gradient_accumulation_steps` is 1 where it is not stated"
+        reader.warn_ignored("batch_size", message, "write `gradient_accumulation_steps`")
+    reader.name("batch_size", "the global batch is micro-batch x accumulation x ranks, in `data.batch`")
     reader.draft.batch = replace(reader.draft.batch, micro=micro, accumulation=accumulation)
     reader.carry("micro_batch_size", "data.batch: the global batch is micro-batch x accumulation x ranks")
     reader.carry("gradient_accumulation_steps", f"parallelism.microbatches = {accumulation}")
-    reader.name("batch_size", "the global batch is micro-batch x accumulation x ranks, in `data.batch`")
     share = reader.number("val_set_size")
     if share and share < 1:
         reader.put("val_set_size", "data.validation", f"{value_text(round(share * 100, 8))}%")

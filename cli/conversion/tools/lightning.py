@@ -23,8 +23,14 @@ _PRECISIONS = {
     "16": "fp16",
     "bf16": "bf16",
 }
-_STRATEGIES = {"deepspeed": 2, "deepspeed_stage_1": 1, "deepspeed_stage_2": 2, "deepspeed_stage_3": 3, "fsdp": 3,
-               "ddp_sharded": 2, "fsdp_native": 3}  # fmt: skip
+_STRATEGIES = {"deepspeed": 2, "deepspeed_stage_1": 1, "deepspeed_stage_2": 2, "deepspeed_stage_3": 3, "fsdp": 3}
+# Strategies of older versions, which today's Lightning refuses.
+_FORMER_STRATEGIES = {"ddp_sharded": 2, "fsdp_native": 3}
+_REPLICAS = re.compile(
+    "|ddp|auto|none|single_?device|ddp_(spawn|fork|notebook)|ddp_.*find_unused_parameters_(true|false)"
+)
+_OFFLOAD = re.compile("_cpu_offload$|_offload(_nvme)?$")
+_OTHER_DEVICES = ("mps", "tpu", "xla", "single_xla", "single_tpu", "xla_debug", "modelparallel")
 
 
 def read_lightning(file: ConfigFile, draft: Draft) -> None:
@@ -38,29 +44,48 @@ def read_lightning(file: ConfigFile, draft: Draft) -> None:
     _read_length(reader)
     _read_optimizer(reader)
     _read_times(reader)
-    reader.finish(refuses=lambda key: key.startswith("trainer."))
+    reader.finish()
 
 
 def _read_devices(reader: KeyReader) -> None:
-    accelerator = (reader.text("trainer.accelerator") or "gpu").lower()
-    reader.draft.wants_cpu = accelerator == "cpu"
-    if accelerator in ("gpu", "cuda", "cpu", "ddp"):
-        reader.carry("trainer.accelerator", f"devices.{'cpus' if accelerator == 'cpu' else 'gpus'}")
-    else:
+    accelerator = reader.text("trainer.accelerator") or "gpu"
+    on_cpu = reader.draft.wants_cpu = accelerator == "cpu"
+    if accelerator in ("gpu", "cuda", "cpu"):
+        reader.carry("trainer.accelerator", f"devices.{'cpus' if on_cpu else 'gpus'}")
+    elif accelerator in _OTHER_DEVICES:
         reader.name("trainer.accelerator", "jobs run on GPUs and CPUs")
-    nodes = reader.whole_number("trainer.num_nodes") or 1
-    devices = reader.value("trainer.devices")
-    count = len(devices) if isinstance(devices, list) else devices
-    if isinstance(count, str) and count.strip().isascii() and count.strip().isdigit():
-        count = int(count)
-    if isinstance(count, int) and not isinstance(count, bool) and 0 < count < 10**6:
-        if reader.draft.devices is None:
-            reader.draft.devices = (nodes, count)
-        reader.carry("trainer.devices", f"devices: {count} of each node")
-        reader.carry("trainer.num_nodes", f"devices.nodes = {nodes}")
     else:
+        reader.warn_refused("trainer.accelerator", "auto, cpu, gpu, cuda, mps or tpu")
+    nodes = reader.whole_number("trainer.num_nodes") or 1
+    count = _count_devices(reader, on_cpu)
+    if count is None:
         reader.name("trainer.devices", "`devices.gpus = all` takes all of a machine; the batch follows from a count")
         reader.name("trainer.num_nodes", "`devices.nodes`, once the devices of each node are known")
+        return
+    strategy = str(reader.file.value("trainer.strategy") or "").lower().replace("_", "")
+    if strategy == "singledevice":
+        nodes, count = 1, 1
+    if reader.draft.devices is None:
+        reader.draft.devices = (nodes, count)
+    reader.carry("trainer.devices", f"devices: {count} of each node")
+    reader.carry("trainer.num_nodes", f"devices.nodes = {nodes}")
+
+
+def _count_devices(reader: KeyReader, on_cpu: bool) -> int | None:
+    """Returns the devices of a node; None where Lightning takes all that a machine has."""
+    stated = reader.file.value("trainer.devices")
+    if isinstance(stated, str) and (indices := re.fullmatch(r"\s*\d+\s*(,\s*\d*\s*)+", stated)):
+        stated = [part for part in indices[0].split(",") if part.strip()]  # "0,1", and "3," for one device
+    if isinstance(stated, str) and re.fullmatch(r"\s*-?\d{1,6}\s*", stated):
+        stated = int(stated)
+    if stated in (None, "auto"):
+        return 1 if on_cpu else None  # Lightning starts one process on a CPU
+    if isinstance(stated, list) and stated:
+        return len(stated)
+    if isinstance(stated, int) and not isinstance(stated, bool) and (0 < stated < 10**6 or stated == -1):
+        return stated if stated > 0 else None
+    reader.warn_refused("trainer.devices", "a number of devices, their indices, -1 or auto")
+    return None
 
 
 def _read_batch(reader: KeyReader) -> None:
@@ -79,12 +104,16 @@ def _read_batch(reader: KeyReader) -> None:
 
 def _read_precision(reader: KeyReader) -> None:
     stated = reader.text("trainer.precision")
-    if stated in _PRECISIONS:
+    if stated in ("16", "16-mixed") and reader.draft.wants_cpu:
+        reader.put("trainer.precision", "train.precision", "bf16")  # as Lightning does on a CPU
+    elif stated in _PRECISIONS:
         reader.put("trainer.precision", "train.precision", _PRECISIONS[stated])
-    elif stated in ("32", "32-true", "64", "64-true") and stated.startswith("32"):
+    elif stated in ("32", "32-true"):
         reader.imply("trainer.precision", "`train.precision` is fp32 by default")
-    else:
+    elif stated in (None, "64", "64-true", "transformer-engine", "transformer-engine-float16"):
         reader.name("trainer.precision", "a job computes in fp32, bf16 or fp16")
+    else:
+        reader.warn_refused("trainer.precision", "32-true, 16-mixed, bf16-mixed, 16-true, bf16-true or 64-true")
 
 
 def _read_strategy(reader: KeyReader) -> None:
@@ -93,23 +122,28 @@ def _read_strategy(reader: KeyReader) -> None:
     if isinstance(stated, dict):
         key = "trainer.strategy.class_path"
         name = (reader.text(key) or "").rpartition(".")[2].lower().removesuffix("strategy")
-        stage = reader.whole_number("trainer.strategy.init_args.stage", least=0)
-        if name == "deepspeed" and stage is not None and stage <= 3:
-            name = f"deepspeed_stage_{stage}" if stage else "ddp"
-            reader.carry("trainer.strategy.init_args.stage", f"parallelism.zero = {stage}")
+        number = reader.whole_number("trainer.strategy.init_args.stage", least=0)
+        if name == "deepspeed" and number is not None and number <= 3:
+            name = f"deepspeed_stage_{number}" if number else "ddp"
+            reader.carry("trainer.strategy.init_args.stage", f"parallelism.zero = {number}")
     else:
         name = str(stated or "").lower()
-    offloads = name.endswith("_offload")
-    name = name.removesuffix("_offload")
-    if name in _STRATEGIES:
-        reader.put(key, "parallelism.zero", str(_STRATEGIES[name]))
+    offloads = bool(_OFFLOAD.search(name))
+    name = _OFFLOAD.sub("", name)
+    stage = _STRATEGIES.get(name, _FORMER_STRATEGIES.get(name))
+    if stage is not None:
+        reader.put(key, "parallelism.zero", str(stage))
+        if name in _FORMER_STRATEGIES:
+            reader.warn_ignored(key, f"Lightning 2 refuses the strategy `{name}`", "write `fsdp` or `deepspeed`")
         precision = reader.draft.settings.get("train.precision")
         if offloads and precision and precision.text.startswith("fp16"):
             reader.name(key, "scaling the loss needs every gradient on the device: with `bf16`, a job offloads")
         elif offloads:
             reader.draft.set("memory.offload", "[optimizer, parameters]", name)
-    elif name in ("", "auto", "ddp", "none", "single_device", "singledevice") or name.startswith("ddp_"):
+    elif _REPLICAS.fullmatch(name):
         reader.imply(key, "data ranks are replicas, by default", auto=True)
+    elif key == "trainer.strategy" and name not in _OTHER_DEVICES:
+        reader.warn_refused(key, "auto, ddp, fsdp, deepspeed and their variants")
     else:
         reader.name(key, "`parallelism { zero = …, tensor = … }` splits the work")
 
@@ -127,13 +161,29 @@ def _read_length(reader: KeyReader) -> None:
         reader.name("trainer.max_epochs", "a training has a length: `train.epochs`, `train.steps` or `train.max_time`")
     elif not reader.has("trainer.max_time"):
         reader.default("train.epochs", "1000", "max_epochs = 1000")
-    limit = reader.text("trainer.max_time")
-    parts = re.fullmatch(r"(\d{1,4}):(\d{1,2}):(\d{1,2}):(\d{1,2})", limit or "", re.ASCII)
+    _read_max_time(reader)
+
+
+def _read_max_time(reader: KeyReader) -> None:
+    """Reads `DD:HH:MM:SS`, or the arguments of a `timedelta`."""
+    stated = reader.value("trainer.max_time")
+    parts = (
+        re.fullmatch(r"(\d{1,4}):(\d{1,2}):(\d{1,2}):(\d{1,2})", stated, re.ASCII) if isinstance(stated, str) else None
+    )
+    seconds = None
     if parts:
-        days, hours, minutes, seconds = map(int, parts.groups())
-        reader.put("trainer.max_time", "train.max_time", f"{((days * 24 + hours) * 60 + minutes) * 60 + seconds} s")
-    else:
-        reader.name("trainer.max_time", "`train.max_time` is a time such as `2h`")
+        days, hours, minutes, rest = map(int, parts.groups())
+        seconds = ((days * 24 + hours) * 60 + minutes) * 60 + rest
+    elif isinstance(stated, dict) and stated.keys() <= _SECONDS.keys():
+        counts = [(reader.number(f"trainer.max_time.{unit}") or 0) * _SECONDS[unit] for unit in stated]
+        seconds = int(min(sum(counts), 10**9))
+    if seconds:
+        reader.put("trainer.max_time", "train.max_time", f"{seconds} s")
+    elif stated is not None:
+        reader.warn_refused("trainer.max_time", "a time such as 00:12:00:00, of days, hours, minutes and seconds")
+
+
+_SECONDS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400, "weeks": 604800}
 
 
 def _read_optimizer(reader: KeyReader) -> None:
@@ -176,7 +226,8 @@ def _read_times(reader: KeyReader) -> None:
     if logs:
         reader.put("trainer.log_every_n_steps", "log.every", quantity(logs, "step"))
     clip = reader.number("trainer.gradient_clip_val")
-    by_value = reader.text("trainer.gradient_clip_algorithm") == "value"
+    algorithm = reader.text("trainer.gradient_clip_algorithm")
+    by_value = algorithm == "value"
     if clip:
         text = f"value({value_text(clip)})" if by_value else value_text(clip)
         reader.put("trainer.gradient_clip_val", "train.clip", text)
@@ -184,18 +235,27 @@ def _read_times(reader: KeyReader) -> None:
     else:
         reader.imply("trainer.gradient_clip_val", "0 clips nothing, as by default")
         reader.imply("trainer.gradient_clip_algorithm", "nothing is clipped")
+    if algorithm not in (None, "value", "norm"):
+        reader.warn_refused("trainer.gradient_clip_algorithm", "norm or value")
     epochs, interval = (
         reader.whole_number("trainer.check_val_every_n_epoch"),
         reader.number("trainer.val_check_interval"),
     )
+    for key in ("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches",
+                "overfit_batches", "val_check_interval"):  # fmt: skip
+        share = reader.file.value(f"trainer.{key}")
+        if isinstance(share, float | int) and (share < 0 or (isinstance(share, float) and share > 1)):
+            reader.warn_refused(f"trainer.{key}", "a share up to 1.0, or a whole number of batches")
     if isinstance(interval, int) and interval > 1:
         reader.name("trainer.val_check_interval", "batches are no steps: `evaluate.every` is in steps or epochs")
-    elif interval is not None:
+    elif interval is not None and interval <= 1:
         reader.name("trainer.val_check_interval", "`evaluate.every` is in steps or whole epochs")
     if epochs:
         reader.put("trainer.check_val_every_n_epoch", "evaluate.every", quantity(epochs, "epoch"))
     deterministic = reader.value("trainer.deterministic")
-    if deterministic in (True, "warn"):
+    if deterministic not in (True, False, None, "warn"):
+        reader.warn_refused("trainer.deterministic", "true, false or warn")
+    elif deterministic in (True, "warn"):
         reader.put("trainer.deterministic", "train.deterministic", "true")
     else:
         reader.imply("trainer.deterministic", "false is the default")

@@ -11,7 +11,7 @@ from dslc.conversion.key_table import key_table
 from dslc.conversion.tools.trainer_settings import set_token_source
 
 NAME = "torchtitan"
-_SCRIPT = "it belongs to a fork or another version of torchtitan"
+_EXTENSIONS = ("job.custom_config_module", "experimental.custom_args_module")
 _SCHEDULES = {
     "1f1b": "1f1b",
     "gpipe": "gpipe",
@@ -25,8 +25,11 @@ _SCHEDULES = {
 
 def read_torchtitan(file: ConfigFile, draft: Draft) -> None:
     """Adds the settings of the file, and the outcome of each key."""
-    reader = KeyReader(NAME, file, draft, key_table("torchtitan"), auto_help="torchtitan decides it", script=_SCRIPT)
-    set_token_source(reader, "training.seq_len")
+    modules = (value for key in _EXTENSIONS if isinstance(value := file.value(key), str) and value)
+    reader = KeyReader(
+        NAME, file, draft, key_table("torchtitan"), extension=next((f"`{name}`" for name in modules), "")
+    )
+    set_token_source(reader, "training.seq_len", 2048)
     _read_axes(reader, _place_of_axes(file))
     _read_batch(reader)
     _read_training(reader)
@@ -62,13 +65,15 @@ def _read_axes(reader: KeyReader, section: str) -> None:
         else:
             reader.imply(key, "without a pipeline it has no effect")
     shards = reader.whole_number(f"{section}.data_parallel_shard_degree", least=-1)
-    shards = -1 if shards is None else shards
+    if shards == 0:
+        reader.warn_refused(f"{section}.data_parallel_shard_degree", "-1, or the number of shards")
+    shards = shards or -1
     copies = reader.whole_number(f"{section}.data_parallel_replicate_degree") or 1
     if shards != 1:
         draft.set("parallelism.zero", "3", "data_parallel_shard_degree")
     if copies > 1 and shards != 1:
         draft.set("parallelism.replicas", str(copies), "data_parallel_replicate_degree")
-    if shards > 0 and draft.devices is None:
+    if shards > 0:
         draft.batch = replace(draft.batch, ranks=shards * copies)
     reader.carry(f"{section}.data_parallel_shard_degree", f"parallelism.zero = {3 if shards != 1 else 0}")
     reader.carry(f"{section}.data_parallel_replicate_degree", f"parallelism.replicas = {copies}")
@@ -77,6 +82,9 @@ def _read_axes(reader: KeyReader, section: str) -> None:
 def _read_batch(reader: KeyReader) -> None:
     key = "training.local_batch_size" if reader.has("training.local_batch_size") else "training.batch_size"
     micro = reader.whole_number(key)
+    if micro is None and not reader.has(key):
+        micro = 8
+        reader.defaults.append("`local_batch_size = 8`")
     total = reader.whole_number("training.global_batch_size", least=-1)
     total = total if total and total > 0 else None
     # Without a global batch there is one micro-batch for each step.
@@ -96,6 +104,8 @@ def _read_training(reader: KeyReader) -> None:
     steps = reader.whole_number("training.steps")
     if steps:
         reader.put("training.steps", "train.steps", str(steps))
+    elif not reader.has("training.steps"):
+        reader.default("train.steps", "10000", "steps = 10000")
     norm = reader.number("training.max_norm")
     if norm:
         reader.put("training.max_norm", "train.clip", value_text(norm))
@@ -107,8 +117,12 @@ def _read_training(reader: KeyReader) -> None:
         reader.carry("training.mixed_precision_param", "train.precision = bf16(level = O2)")
         if not reader.has("training.mixed_precision_param"):
             reader.defaults.append("`mixed_precision_param = bfloat16`")
-    else:
+    elif precision == "float32":
         reader.imply("training.mixed_precision_param", "`train.precision` is fp32 by default")
+    else:
+        reader.name(
+            "training.mixed_precision_param", "torchtitan scales no loss: `bfloat16` is `train.precision = bf16`"
+        )
     for key in ("training.seed", "debug.seed"):
         seed = reader.whole_number(key, least=0)
         if seed is not None:
@@ -132,7 +146,7 @@ def _read_training(reader: KeyReader) -> None:
 def _read_optimizer(reader: KeyReader) -> None:
     name = (reader.text("optimizer.name") or "AdamW").lower()
     if name not in ("adamw", "adam"):
-        reader.name("optimizer.name", "there is no such optimizer: `optimizer = python(…)` takes one of yours")
+        reader.warn_refused("optimizer.name", "Adam or AdamW")
         name = "adamw"
     reader.carry("optimizer.name", f"train.optimizer = {name}(…)")
     defaults = {"lr": 8e-4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
@@ -187,7 +201,9 @@ def _read_schedule(reader: KeyReader) -> None:
         word = "warmup_cosine" if shape == "cosine" else "warmup_linear"
     if floor is not None and floor <= 1 and word != "warmup_constant":
         arguments["floor"] = value_text(floor)
-    if shape not in _SHAPES or (shape == "sqrt" and ratio is None):
+    if shape not in _SHAPES:
+        reader.warn_refused(f"{section}.decay_type", "linear, cosine or sqrt")
+    elif shape == "sqrt" and ratio is None:
         reader.name(f"{section}.decay_type", "a decay is linear, along a cosine, or `1 - sqrt` at the end")
     reader.draft.schedule = CallDraft(word, arguments)
     for key in (f"{section}.warmup_steps", old):
@@ -198,15 +214,21 @@ def _read_schedule(reader: KeyReader) -> None:
 
 def _read_memory(reader: KeyReader) -> None:
     mode = (reader.text("activation_checkpoint.mode") or "selective").lower()
-    option = reader.text("activation_checkpoint.selective_ac_option")
-    every = option if option and option.isascii() and option.isdigit() and 0 < int(option) < 10**4 else ""
+    option = reader.text("activation_checkpoint.selective_ac_option") or "2"
+    every = option if option.isascii() and option.isdigit() and 0 < int(option) < 10**4 else ""
     if mode == "full":
         text = "full"
     elif mode == "selective":
         text = ("full" if every == "1" else f"every({every})") if every else "selective"
-    else:
+    elif mode == "none":
         reader.imply("activation_checkpoint.mode", "nothing is recomputed, as by default")
         reader.imply("activation_checkpoint.selective_ac_option", "nothing is recomputed")
+        return
+    elif mode == "memory_budget":
+        reader.name("activation_checkpoint.mode", "`memory.recompute = auto` recomputes what the memory asks for")
+        return
+    else:
+        reader.warn_refused("activation_checkpoint.mode", "none, full, selective or memory_budget")
         return
     reader.draft.set("memory.recompute", text, f"activation_checkpoint.mode = {mode}")
     reader.carry("activation_checkpoint.mode", f"memory.recompute = {text}")
@@ -220,6 +242,9 @@ def _read_times(reader: KeyReader) -> None:
     board = reader.flag("metrics.enable_tensorboard")
     if board is not None:
         reader.put("metrics.enable_tensorboard", "log.tensorboard", "true" if board else "false")
+    workers = reader.whole_number("training.dataloader.num_workers", least=0)
+    if workers is not None:
+        reader.put("training.dataloader.num_workers", "data.workers", str(workers))
     reader.imply("metrics.save_tb_folder", "TensorBoard files are in the run directory")
     enabled = "checkpoint.enable" if reader.has("checkpoint.enable") else "checkpoint.enable_checkpoint"
     keys = ("checkpoint.interval", "checkpoint.keep_latest_k", "checkpoint.folder", "checkpoint.interval_type")

@@ -200,9 +200,12 @@ def read_model(reader: KeyReader, key: str) -> None:
     reader.carry(key, f"model.network = transformers({quoted(folder)}), model.weights")
 
 
-def set_token_source(reader: KeyReader, key: str) -> None:
-    """Sets a source of tokens with the context length of this key, if the file states one."""
+def set_token_source(reader: KeyReader, key: str, default: int | None = None) -> None:
+    """Sets a source of tokens with the context length of this key, or with the tool's default."""
     context = reader.whole_number(key)
+    if context is None and default and not reader.has(key):
+        context = default
+        reader.defaults.append(f"`{key.rpartition('.')[2]} = {default}`")
     hint = "name your data: `dslc tokens` makes it" + ("" if context else "; and its length")
     reader.draft.set("data.source", f'tokens("your_data/*.bin", context = {context or 1024})', hint)
     reader.carry(key, f"data.source.context = {context}")

@@ -222,6 +222,13 @@ def _needs_agreement(job: JobSpec, exchange: ExchangePolicy) -> Iterator[tuple[s
             told,
             remedy(set_field("train.on_nonfinite", "stop")),
         )
+    if train.check_replicas is not None:
+        yield (
+            "`check_replicas`",
+            train.value_span("check_replicas"),
+            "compares weights that all ranks update alike",
+            remedy(remove_field("train.check_replicas")),
+        )
     if isinstance(train.precision, c.Fp16) and waits_never:
         help = remedy(set_field("train.precision", "bf16", "`bf16`"))
         yield "the scale of `fp16`", train.value_span("precision"), "follows the gradient of the whole batch", help

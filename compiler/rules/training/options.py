@@ -19,7 +19,7 @@ from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import TransformersNetwork
-from dslc.dsl.language.no_effect_warnings import no_effect
+from dslc.dsl.language.no_effect_warnings import changed, no_effect
 from dslc.dsl.language.registry import Block
 from dslc.dsl.remedy import remedy, set_field
 from dslc.dsl.source import Span
@@ -35,6 +35,7 @@ def check_training(job: JobSpec, layout: Layout | None, model: ModelGraph | None
     yield from _check_warmups(job)
     if layout is not None:
         yield from _check_offload(job, layout)
+        yield from _check_replicas(job, layout)
     if layout is not None and model is not None:
         yield from _check_half_precision(job, layout, model)
 
@@ -197,6 +198,15 @@ def _check_offload(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
             notes=(Note("it is asked for here", where),),
             help=remedy(set_field("memory.offload", "[optimizer, parameters]"), " works"),
         )
+
+
+def _check_replicas(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
+    """Warns of a comparison of copies if no parameter has one on the data axis."""
+    sharding = sharding_of(job, layout)
+    has_copies = sharding.engine in ("ddp", "zero1") or (sharding.engine == "fsdp" and sharding.replicas > 1)
+    if not has_copies and sharding.engine != "local" and changed(job.train, "check_replicas"):
+        why = "no two ranks of the data axis hold the same parameters"
+        yield no_effect("train.check_replicas", why, job.train.name_span("check_replicas"))
 
 
 def _check_half_precision(job: JobSpec, layout: Layout, model: ModelGraph) -> Iterator[Diagnostic]:

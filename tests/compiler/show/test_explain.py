@@ -177,7 +177,7 @@ def test_every_example_is_explained(path: Path) -> None:
 
 def test_a_table_is_aligned_and_nothing_in_it_is_read_or_cut() -> None:
     rows = [("[bold]a[/]", "1", "x"), ("日本", "10"), ("b" * 500, "100", ":smile:")]
-    lines = table(rows, right=(1,), head=("name", "n", "what"))
+    lines = table(rows, right_columns=(1,), head=("name", "n", "what"))
     assert lines[0] == "name" + " " * 496 + "    n  what"
     assert lines[1] == "[bold]a[/]" + " " * 490 + "    1  x"
     assert lines[2] == "日本" + " " * 496 + "   10", "each of these letters takes two columns"
@@ -187,6 +187,14 @@ def test_a_table_is_aligned_and_nothing_in_it_is_read_or_cut() -> None:
 
 def test_a_long_table_shows_its_beginning_and_its_end() -> None:
     rows = [(str(n), "x" * n) for n in range(100)]
-    assert table(rows, most=6) == ["0", "1   x", "2   xx", "3   xxx", "… 94 more", f"98  {'x' * 98}", f"99  {'x' * 99}"]
-    assert len(table(rows, most=99)) == 100
-    assert "… 2 more" in table(rows, most=98)
+    assert table(rows, limit=6) == [
+        "0",
+        "1   x",
+        "2   xx",
+        "3   xxx",
+        "… 94 more",
+        f"98  {'x' * 98}",
+        f"99  {'x' * 99}",
+    ]
+    assert len(table(rows, limit=99)) == 100
+    assert "… 2 more" in table(rows, limit=98)

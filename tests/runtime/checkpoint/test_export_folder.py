@@ -64,7 +64,7 @@ def test_shards_and_files_of_a_tokenizer(tmp_path: Path) -> None:
     step = TransformersStep(name="base", folder=str(tmp_path))
     model = trained(step, tmp_path / "weights.safetensors")
     (tmp_path / "made").mkdir()
-    count = export_folder(str(tmp_path / "weights.safetensors"), step, str(tmp_path / "made"), most=40_000)
+    count = export_folder(str(tmp_path / "weights.safetensors"), step, str(tmp_path / "made"), limit=40_000)
     index = json.loads((tmp_path / "made" / "model.safetensors.index.json").read_text())
     assert index["weight_map"].keys() == named_tensors(model).keys() and len(index["weight_map"]) == count
     assert index["metadata"]["total_size"] == 4 * sum(p.numel() for p in model.parameters())

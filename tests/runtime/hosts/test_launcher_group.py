@@ -126,7 +126,7 @@ def test_a_host_that_is_lost_before_the_first_start_may_come_back(
             group.close()
             group = meet(coming(9))
         until, work = time.monotonic() + 20, lambda: shared(group, str(tmp_path), 20)
-        group.folder, blind = group.gather(work, 1, until, lambda: False, met=True)
+        group.folder, blind = group.gather(work, 1, until, lambda: False, has_met=True)
         assert group.folder == str(tmp_path) and blind == []
         return group
 
