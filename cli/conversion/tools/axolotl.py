@@ -9,6 +9,7 @@ from dslc.conversion.draft import Draft, quantity, value_text
 from dslc.conversion.key_reader import KeyReader
 from dslc.conversion.key_table import key_table
 from dslc.conversion.tools.axolotl_checks import check_combinations
+from dslc.conversion.tools.data_sources import read_text_data
 from dslc.conversion.tools.trainer_settings import (
     read_length,
     read_lora,
@@ -41,11 +42,13 @@ def read_axolotl(file: ConfigFile, draft: Draft) -> None:
     _read_batch(reader)
     read_model(reader, "base_model")
     set_token_source(reader, "sequence_len")
+    read_text_data(reader, "pretraining_dataset" if reader.has("pretraining_dataset") else "datasets")
     _read_adapter(reader)
     _read_precision(reader)
     read_length(reader, "max_steps", "num_epochs", 1)
     read_optimizer(reader, "optimizer", "adamw_torch_fused")
     read_schedule(reader, "lr_scheduler", "cosine")
+    _set_default_warmup(reader)
     _read_floor(reader)
     _read_times(reader)
     _read_split(reader)
@@ -103,6 +106,19 @@ def _read_adapter(reader: KeyReader) -> None:
     reader.name("adapter", "adapters are `model.adapter = lora(…)`")
     for key in (*_LORA.values(), "lora_target_linear", "lora_model_dir"):
         reader.imply(key, "without `adapter: lora` it has no effect")
+
+
+def _set_default_warmup(reader: KeyReader) -> None:
+    """Sets the warm-up of a file that states none: 3% of the training, at most 100 steps."""
+    schedule, length = reader.draft.schedule, reader.draft.settings.get("train.steps")
+    if schedule is None or schedule.word == "constant" or reader.has("warmup_steps") or reader.has("warmup_ratio"):
+        return
+    steps = min(int(0.03 * int(length.text)), 100) if length else None
+    if steps == 0:
+        return
+    warmup = quantity(max(steps, 2), "step") if steps else "3%"  # Axolotl makes 2 steps of one
+    reader.draft.schedule = schedule.having(warmup=warmup, **{"from": "0"})
+    reader.defaults.append("`warmup_ratio = 0.03`")
 
 
 def _read_floor(reader: KeyReader) -> None:
@@ -193,6 +209,9 @@ def _read_split(reader: KeyReader) -> None:
         reader.put("dp_replicate_size", "parallelism.replicas", str(copies))
     else:
         reader.imply("dp_replicate_size", "data ranks without shards are copies")
+    shards = reader.whole_number("dp_shard_size")
+    if shards:
+        reader.draft.batch = replace(reader.draft.batch, ranks=shards * (copies or 1))
     reader.carry("deepspeed", "the settings of that file")
 
 

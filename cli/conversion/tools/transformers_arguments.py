@@ -8,6 +8,7 @@ from dslc.conversion.config_file import ConfigFile
 from dslc.conversion.draft import Draft, quantity, value_text
 from dslc.conversion.key_reader import KeyReader
 from dslc.conversion.key_table import key_table
+from dslc.conversion.tools.data_sources import read_image_data, set_text_source
 from dslc.conversion.tools.trainer_settings import (
     read_length,
     read_lora,
@@ -84,6 +85,10 @@ def _read_model_and_data(reader: KeyReader) -> None:
     length = next((key for key in _LENGTHS if reader.has(key)), None)
     if length is not None or reader.has("model_name_or_path"):
         set_token_source(reader, length or _LENGTHS[0])
+    text = reader.text("train_file")
+    if text and text.endswith(".txt"):
+        set_text_source(reader, "train_file", [text])
+    read_image_data(reader)
     for key in _LENGTHS:
         if key != length:
             reader.imply(key, f"`{length}` is the length")
