@@ -86,7 +86,19 @@ def _run(made: argparse.ArgumentParser) -> None:
         help="of a sweep: train so many combinations at once, each on cores or GPUs of its own",
     )
     made.add_argument(
-        "--profile", action="store_true", help="measure memory and collectives of some steps, beside the predictions"
+        "--profile",
+        action="store_const",
+        const="profile",
+        default="",
+        help="measure memory and collectives of some steps, beside the predictions",
+    )
+    # An option of its own: an optional value would take the job that follows.
+    made.add_argument(
+        "--profile=trace",
+        dest="profile",
+        action="store_const",
+        const="trace",
+        help="record some steps of all ranks in RUN/trace.json.gz, for ui.perfetto.dev, below the predicted step",
     )
     made.add_argument(
         "--try",
@@ -372,7 +384,11 @@ def _completion(made: argparse.ArgumentParser) -> None:
 
 # Of each command: its help, an example, and the function that adds its arguments.
 _COMMANDS = {
-    "run": ("compile, launch and train", "dslc run digits.plt --set train.epochs=2 --out runs/first", _run),
+    "run": (
+        "compile, launch and train",
+        "dslc run digits.plt --set train.epochs=2 --out runs/first\n  dslc run digits.plt --profile=trace",
+        _run,
+    ),
     "check": ("find every reason to reject a job; start nothing", "dslc check *.plt --json", _check),
     "plan": (
         "show what every rank will do",

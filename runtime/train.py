@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from dslc.compiler.ir.number_text import time_text
-from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.ir.program import JobProgram, RankPlace, TrainMode
 from dslc.runtime.checkpoint import weights
 from dslc.runtime.checkpoint.checkpoint import Checkpoints
 from dslc.runtime.data.batches import StepBatch, batches
@@ -37,6 +37,7 @@ from dslc.runtime.measure.phases import phase_clock
 from dslc.runtime.measure.replica_check import ReplicaCheck
 from dslc.runtime.measure.report import Measure
 from dslc.runtime.measure.slow_steps import phase_numbers, slow_step_watch
+from dslc.runtime.measure.step_trace import StepTrace
 from dslc.runtime.parallel.tensor_parallel import noise_rank
 from dslc.runtime.process import random_numbers
 from dslc.runtime.process.records import Records, note
@@ -122,6 +123,8 @@ class _TrainingRun:
         self._order = OrderCheck(job, place, parts)
         self._replicas = ReplicaCheck(job, place, parts, self._newest_checkpoint)
         self._measure = Measure(job, place, parts, start.step)
+        traced = job.mode == TrainMode(trace=True)
+        self._trace = StepTrace(job, place, parts, start.step, run_dir) if traced else None
         self._observer: Observer | None = None
         self._work = self._worker(start.step)
         if splits.stream is not None:
@@ -140,7 +143,7 @@ class _TrainingRun:
             self._began = time.monotonic()
         last = first if self._goals.reason or self._timed else job.steps  # it had ended early when it was saved
         made = batches(job.data, self._splits, self._place, job.microbatches, first, last, self._parts.device)
-        for batch in self._phases.batches(made):
+        for batch in self._phases.batches(made if self._trace is None else self._trace.batches(made)):
             if self._ends_with(batch):
                 break
         return self._end()
@@ -155,7 +158,11 @@ class _TrainingRun:
             evaluated=UNSEEN.evaluated if self._hooks is None else self._hooks.add_after_backward(UNSEEN.evaluated),
             later=collectives.exclude_collectives,
         )
+        if self._trace is not None:
+            looks = self._trace.callbacks(looks)
         work = self._measure.wrap(self._phases.wrap(_stepper(job)(job, self._place, self._parts, looks)))
+        if self._trace is not None:
+            work = self._trace.wrap(work)
         if job.observation is None:
             return work
         parts = self._parts
@@ -285,6 +292,8 @@ class _TrainingRun:
 
     def _end(self) -> TrainingResult:
         job, step, parts = self._job, self._step, self._parts
+        if self._trace is not None:
+            self._trace.leave()
         if parts.exchange is not None:
             parts.exchange.close()
         self._guard.state()

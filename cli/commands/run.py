@@ -14,7 +14,7 @@ from dslc.compiler.ir.program import TrainMode
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import SSH
 from dslc.dsl.meaning.load import LoadResult, load_each
-from dslc.dsl.plain import plain
+from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.show import render
 from dslc.jobs.check_job import is_over_limit, presented, show
 from dslc.jobs.choose_plan import chosen_text
@@ -38,11 +38,12 @@ from dslc.terminal.exit_codes import GOOD, INTERRUPTED, JOB_AT_FAULT, TRAINING_F
 if TYPE_CHECKING:
     from dslc.runtime.process.failure import Outcome
 
+_PROFILES = {"": "", "profile": "--profile", "trace": "--profile=trace"}
 _ONE_NODE = "a sweep runs on one node; `--set` chooses one of its values"
 
 
 def main(arguments: argparse.Namespace) -> int:
-    for option, value in (("--out", arguments.out), ("--profile", arguments.profile)):
+    for option, value in (("--out", arguments.out), (_PROFILES[arguments.profile], arguments.profile)):
         if arguments.trial and value:
             raise CommandFailedError(f"`--try` leaves nothing, and `{option}` asks for something: leave one out")
     if arguments.parallel > 1 and (arguments.trial or is_plan_file(arguments.job)):
@@ -59,7 +60,7 @@ def main(arguments: argparse.Namespace) -> int:
     places = _worlds(context)
     load_result, combinations = load_each(arguments.job, arguments.settings)
     report = Report()
-    options = {"profile": arguments.profile, "around": context}
+    options = {**_measurements(arguments), "around": context}
     jobs = [prepare(combination, report, **options) for combination in combinations if not is_over_limit(report)]
     if not _show_findings(report, places, arguments, rendezvous) or load_result.job is None:
         return JOB_AT_FAULT
@@ -105,7 +106,7 @@ def _start_by_ssh(call: SSH, arguments: argparse.Namespace, trainings: Sequence[
 
     if len(trainings) > 1:
         raise CommandFailedError(_ONE_NODE)
-    words = [os.path.abspath(arguments.job), *(["--profile"] if arguments.profile else [])]
+    words = [os.path.abspath(arguments.job), *([_PROFILES[arguments.profile]] if arguments.profile else [])]
     words += ["--out", os.path.abspath(os.path.expanduser(arguments.out))] if arguments.out else []
     for setting in arguments.settings:
         words += ["--set", setting]
@@ -160,9 +161,14 @@ def _show_findings(report: Report, places: Sequence[World], arguments: argparse.
     return not report.errors
 
 
+def _measurements(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Returns what the ranks measure, as arguments of `prepare`."""
+    return {name: True for name in (arguments.profile,) if name}
+
+
 def _run_plan(arguments: argparse.Namespace, rendezvous: str, context: LaunchContext) -> int:
     report, places = Report(), _worlds(context)
-    ready = prepare_plan(arguments.job, arguments.settings, report, profile=arguments.profile, around=context)
+    ready = prepare_plan(arguments.job, arguments.settings, report, **_measurements(arguments), around=context)
     if not _show_findings(report, places, arguments, rendezvous) or ready is None:
         return JOB_AT_FAULT
     if arguments.trial:
@@ -223,11 +229,14 @@ def _report_outcome(
 ) -> int:
     """Says how a training ended and how to go on, and returns the exit status."""
     from dslc.runs.report_table import show_report
+    from dslc.runs.trace_file import write_trace
 
     if outcome.failure is not None:
         show_failure(outcome)
     if report and ready.program.mode == TrainMode(profile=True):
         show_report(report)
+    if report and ready.program.mode == TrainMode(trace=True):
+        print(plain_lines(write_trace(ready.compiled.graph, ready.compiled.plan, folder)))
     failure = outcome.failure
     # The command that resumes would be the one that has just been refused.
     is_refused = failure is not None and failure.step == 0 and ready.program.checkpoint.resume != "none"

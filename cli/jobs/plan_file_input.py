@@ -66,7 +66,13 @@ def job_of(made: PlanFile, path: str) -> LoadResult:
 
 
 def prepare_plan(
-    path: str, settings: Sequence[str], report: Report, *, profile: bool = False, around: LaunchContext = ALONE
+    path: str,
+    settings: Sequence[str],
+    report: Report,
+    *,
+    profile: bool = False,
+    trace: bool = False,
+    around: LaunchContext = ALONE,
 ) -> Ready | None:
     """Returns the training of a plan file, if this machine has the facts that it rests on; else None, with the reasons
     in the report.
@@ -96,7 +102,7 @@ def prepare_plan(
         _compare(path, list(differences(made.facts, here)), report)
     if report.errors:
         return None
-    ready = place_ranks(loaded, Compiled(analysis=analysis, graph=made.graph), TrainMode(profile=profile))
+    ready = place_ranks(loaded, Compiled(analysis=analysis, graph=made.graph), TrainMode(profile=profile, trace=trace))
     return dataclasses.replace(ready, world=world)
 
 

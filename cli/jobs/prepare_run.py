@@ -71,10 +71,15 @@ ALONE = LaunchContext()
 
 
 def prepare(
-    loaded: LoadResult, report: Report, *, profile: bool = False, around: LaunchContext = ALONE
+    loaded: LoadResult,
+    report: Report,
+    *,
+    profile: bool = False,
+    trace: bool = False,
+    around: LaunchContext = ALONE,
 ) -> Ready | None:
     """Compiles a job for this machine; returns None with the reasons in the report, where warnings that block a run are
-    errors. `profile`: the run records its memory and its collectives.
+    errors. `profile`: the run records its memory and its collectives; `trace`: the times of some steps.
     """
     counts = inspect_for_run(loaded, report, run=True)
     elastic = loaded.job is not None and isinstance(loaded.job.devices.nodes, Range)
@@ -86,7 +91,7 @@ def prepare(
     world = detect_launcher(analysis, report, around, elastic=elastic)
     if report.errors:
         return None
-    ready = place_ranks(with_choice(loaded, analysis), compile_plan(analysis), TrainMode(profile=profile))
+    ready = place_ranks(with_choice(loaded, analysis), compile_plan(analysis), TrainMode(profile=profile, trace=trace))
     return dataclasses.replace(ready, world=world, counts=counts if elastic and world is None else {})
 
 

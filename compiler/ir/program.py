@@ -443,9 +443,10 @@ class Training(Record):
 
 @record
 class TrainMode(Record):
-    """Trains. `profile` measures memory and collectives of the first steps."""
+    """Trains. `profile` measures memory and collectives of the first steps, `trace` records some steps by the clock."""
 
     profile: bool = False
+    trace: bool = False
 
 
 @record

@@ -118,11 +118,16 @@ class Recorder(TorchDispatchMode):
         if group is None or (ranks := _size(group)) == 1:
             return  # waiting, for example, is no exchange
         name = schema_of(func).name.partition("::")[2]
-        operation = next((kind for start, kind in _KINDS.items() if name.replace("_", "").startswith(start)), name)
+        operation = operation_of(name)
         tensors = next(named_arguments[name] for name in _HANDED_IN if name in named_arguments)
         size = sum(tensor.numel() * tensor.element_size() for tensor in _flat(tensors))
         count, total = self._found.get((operation, ranks), (0, 0))
         self._found[operation, ranks] = count + 1, total + (0 if operation == "barrier" else size)
+
+
+def operation_of(name: str) -> str:
+    """Returns the kind of a collective from the name of its operator."""
+    return next((kind for start, kind in _KINDS.items() if name.replace("_", "").startswith(start)), name)
 
 
 def _size(group: Any) -> int:

@@ -43,6 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["dslc", "check", ""], {"job.plt", "deep"}, {"notes.txt"}),
         (["dslc", "check", "job.plt", "de"], {"deep"}, {"notes.txt"}),
         (["dslc", "run", "job.plt", "--out", ""], {"deep"}, {"notes.txt"}),
+        (["dslc", "run", "--pro"], {"--profile", "--profile=trace"}, {"--out"}),
         (["dslc", "completion", ""], {"bash", "zsh", "fish"}, set()),
     ],
     ids=lambda words: " ".join(words if isinstance(words, list) else sorted(words)),
