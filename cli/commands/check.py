@@ -15,6 +15,7 @@ from dslc.dsl.plain import plain
 from dslc.dsl.show import to_json
 from dslc.dsl.words import either, plural
 from dslc.jobs.check_job import check_one, show
+from dslc.jobs.choose_plan import chosen_text
 from dslc.probe.unchecked_parts import describe_unchecked
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT
 
@@ -45,6 +46,8 @@ def main(arguments: argparse.Namespace) -> int:
                         + (f"; {resume_text}" if resume_text else "")
                     )
                 )
+                if analysis.choice is not None and not analysis.choice.is_exact:
+                    print(plain(chosen_text(analysis)))
     if output_format != "text":
         _write(output_format, reports)
     return status

@@ -45,7 +45,7 @@ from dslc.compiler.cost.layer_bytes import (
 )
 from dslc.compiler.cost.loss_bytes import LossBytes, whole_loss_bytes
 from dslc.compiler.cost.optimizer_bytes import OptimizerBytes, Updated
-from dslc.compiler.cost.rank_stages import ActionMemory, RankStages, StageMemory, share
+from dslc.compiler.cost.rank_stages import ActionMemory, LayerSizes, RankStages, StageMemory, share
 from dslc.compiler.cost.unsharded_memory import IDLE, ShardedMemory, UnshardedMemory
 from dslc.compiler.facts.hardware import framework_bytes, workspace_bytes
 from dslc.compiler.ir.actions import Payload
@@ -68,17 +68,17 @@ SECOND_HALF = "gradients of weights"
 MOST_LAYERS = 3  # layers named at the peak, at most
 
 
-def account(staging: Staging, pipeline: int) -> MemoryNode:
+def account(staging: Staging, pipeline: int, sizes: LayerSizes) -> MemoryNode:
     """Returns the peak memory of the ranks at one pipeline coordinate."""
-    return _Account(staging, pipeline).highest()
+    return _Account(staging, pipeline, sizes).highest()
 
 
 class _Account:
-    def __init__(self, staging: Staging, pipeline: int) -> None:
+    def __init__(self, staging: Staging, pipeline: int, sizes: LayerSizes) -> None:
         self._job, self._layout, self._model = staging.job, staging.layout, staging.model
         self._sharding, self._trained, self._used = staging.sharding, staging.trained, staging.with_gradients
         self._samples_of_a_step, self._steps = staging.workload.share, staging.workload.steps
-        self._rank = RankStages(staging, pipeline)
+        self._rank = RankStages(staging, pipeline, sizes)
         self._layers, self._bytes, self._stages = self._rank.layers, self._rank.bytes, self._rank.stages
         self._samples, self._moved = self._rank.samples, self._rank.moved
         self._others = self._first = 0  # bytes of other micro-batches and stages; the first layer of the stage

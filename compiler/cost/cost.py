@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from functools import cached_property
 
 from dslc.compiler.cost.account import account
+from dslc.compiler.cost.rank_stages import LayerSizes
 from dslc.compiler.ir.actions import TrafficNode
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.operations.coordinate import place_of
@@ -18,30 +20,41 @@ from dslc.dsl.record import Record, record
 
 @record
 class RankCost(Record):
-    """The cost of the ranks of one pipeline coordinate."""
+    """The cost of the ranks of one pipeline coordinate. Each part is computed when it is first read, as a search reads
+    the memory of many plans and the rest of few.
+    """
 
-    memory: MemoryNode
-    operations: tuple[StepOperation, ...]
-    flops: int  # of one step, on one rank, including recomputation
+    staging: Staging
+    pipeline: int
+    sizes: LayerSizes = field(compare=False, repr=False)
+
+    @cached_property
+    def memory(self) -> MemoryNode:
+        return account(self.staging, self.pipeline, self.sizes)
+
+    @cached_property
+    def operations(self) -> tuple[StepOperation, ...]:
+        return operations(place_of(self.staging, self.pipeline))
 
     @cached_property
     def traffic(self) -> tuple[TrafficNode, ...]:
         return traffic(self.operations)
 
+    @cached_property
+    def flops(self) -> int:
+        """The arithmetic of one step on one rank, with recomputation."""
+        staging = self.staging
+        job, model = staging.job, staging.model
+        blocks = set(recomputed(job, model)) if job.memory.recompute != "selective" else set()
+        layers = [model.of_a_rank[n] for stage in staging.stages_of(self.pipeline) for n in staging.stages[stage]]
+        recomputed_flops = sum(layer.forward_flops for layer in layers if layer.name in blocks)
+        if makes_outputs_ahead(job, staging.layout):
+            recomputed_flops += sum(layer.forward_flops for layer in layers)
+        flops = sum(layer.forward_flops + layer.backward_flops for layer in layers) + recomputed_flops
+        return flops * staging.workload.share // staging.layout.sizes["context"]
+
 
 def rank_costs(staging: Staging) -> tuple[RankCost, ...]:
     """Returns the cost of all ranks, by pipeline coordinate."""
-    return tuple(_rank_cost(staging, p) for p in range(staging.layout.sizes["pipeline"]))
-
-
-def _rank_cost(staging: Staging, pipeline: int) -> RankCost:
-    job, model = staging.job, staging.model
-    blocks = set(recomputed(job, model)) if job.memory.recompute != "selective" else set()
-    layers = [model.of_a_rank[n] for stage in staging.stages_of(pipeline) for n in staging.stages[stage]]
-    recomputed_flops = sum(layer.forward_flops for layer in layers if layer.name in blocks)
-    if makes_outputs_ahead(job, staging.layout):
-        recomputed_flops += sum(layer.forward_flops for layer in layers)
-    flops = sum(layer.forward_flops + layer.backward_flops for layer in layers) + recomputed_flops
-    share = flops * staging.workload.share // staging.layout.sizes["context"]
-    rank_operations = operations(place_of(staging, pipeline))
-    return RankCost(memory=account(staging, pipeline), operations=rank_operations, flops=share)
+    sizes = LayerSizes(staging)
+    return tuple(RankCost(staging=staging, pipeline=p, sizes=sizes) for p in range(staging.layout.sizes["pipeline"]))

@@ -92,12 +92,15 @@ class GatheredUnits:
         self._forwards = 0  # of the step so far
         self._unfinished: list[int] = []  # the numbers of those whose backward pass has not run
         self._followed: dict[tuple[object, ...], tuple[GatheredBytes, _State]] = {}
+        self._sums: dict[frozenset[int], int] = {}
 
     @property
     def bytes(self) -> int:
         sizes = self._sizes
         buffer = sizes[self._buffer].buffer if self._buffer is not None else 0
-        return sum(sizes[unit].gathered for unit in self._gathered) + self._pending_bytes() + buffer
+        if self._gathered not in self._sums:
+            self._sums[self._gathered] = sum(sizes[unit].gathered for unit in self._gathered)
+        return self._sums[self._gathered] + self._pending_bytes() + buffer
 
     def _pending_bytes(self) -> int:
         return sum(self._sizes[unit].buffer for unit in self._pending)

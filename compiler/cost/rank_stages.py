@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from math import prod
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from typing import NamedTuple
 from dslc.compiler.cost.gathered_units import GatheredBytes, GatheredUnits, UnitBytes, gathered_by_action, last_backward
 from dslc.compiler.cost.layer_bytes import (
     LayerBytes,
+    Recomputation,
     halves_bytes,
     layer_bytes,
     loss_kept_bytes,
@@ -75,35 +76,33 @@ class StageMemory(Record):
         return "W" if "W" in self.kinds and not self.splits else "I"
 
 
-class RankStages:
-    """The layers of a rank, with the copies of weights that it shares with another stage, and its stages.
+class LayerSizes:
+    """The bytes of a model's layers in a plan, which its ranks read; equal layers are computed once."""
 
-    `received` are bytes of torch's receive buffers, which exist from the first step on: inputs and gradients of outputs
-    of all micro-batches. Values passed between stages of the rank are kept there, too.
-    """
+    def __init__(self, staging: Staging) -> None:
+        self._job, self._layout, self._model = staging.job, staging.layout, staging.model
+        self.samples = staging.workload.microbatch / staging.layout.sizes["context"]
+        self.recomputation = recomputation(self._job, self._model)
+        self._channels_last = channels_last(self._layout, staging.sharding, self._model)
+        self._of_layers: dict[tuple[int, Recomputation], LayerBytes] = {}
+        self._halves: dict[int, Halves] = {}
+        self._boundaries: dict[int, int] = {}
 
-    def __init__(self, staging: Staging, pipeline: int) -> None:
-        self._staging, self._job, self._layout, self._model = staging, staging.job, staging.layout, staging.model
-        job, layout, model = staging.job, staging.layout, staging.model
-        stages, self._sharding, self._used = staging.stages, staging.sharding, staging.with_gradients
-        self.samples = staging.workload.microbatch / layout.sizes["context"]
-        mine = staging.stages_of(pipeline)
-        self.has_loss = mine[-1] == len(stages) - 1
-        self._recomputation = recomputation(job, model)
-        self._channels_last = channels_last(layout, self._sharding, model)
-        self.layers = with_copies([model.of_a_rank[n] for stage in mine for n in stages[stage]])
-        self.bytes = [self._layer_bytes(layer) for layer in self.layers]
-        self.moved = offloaded(job, layout)
-        ends = list(accumulate((len(stages[stage]) for stage in mine), initial=0))
-        self._ranges = {stage: range(*ends[n : n + 2]) for n, stage in enumerate(mine)}
-        self.stages = self._with_actions(staging.schedule, pipeline)
-        self.received = 0
-        for stage in mine if staging.schedule else ():
-            for cut in range(max(0, stage - 1), min(stage + 1, len(stages) - 1)):
-                self.received += layout.microbatches * self._boundary_bytes(stages[cut][-1])
+    def of_layer(self, layer: LayerNode) -> LayerBytes:
+        recompute = self.recomputation[layer.name]
+        key = self._model.equal_layers.get(id(layer), 0), recompute
+        if key not in self._of_layers or not key[0]:
+            self._of_layers[key] = self._layer_bytes(layer, recompute)
+        return self._of_layers[key]
 
-    def _layer_bytes(self, layer: LayerNode) -> LayerBytes:
-        recompute, on_cpu = self._recomputation[layer.name], self._layout.device == "cpu"
+    def halves(self, layer: LayerNode) -> Halves:
+        key = self._model.equal_layers.get(id(layer), 0)
+        if key not in self._halves or not key:
+            self._halves[key] = halves_bytes(self._job, layer, self.samples)
+        return self._halves[key]
+
+    def _layer_bytes(self, layer: LayerNode, recompute: Recomputation) -> LayerBytes:
+        on_cpu = self._layout.device == "cpu"
         sizes = layer_bytes(self._job, layer, recompute, self.samples, on_cpu=on_cpu, channels_last=self._channels_last)
         if not self._draws_again(recompute.layer):
             return sizes
@@ -123,12 +122,40 @@ class RankStages:
         """
         return is_recomputed and self._layout.device == "cpu" and (self._model.noise or self._model.traced is not None)
 
-    def halves(self, layer: int) -> Halves:
-        return halves_bytes(self._job, self.layers[layer], self.samples)
-
-    def _boundary_bytes(self, layer: int) -> int:
+    def boundary_bytes(self, layer: int) -> int:
         """Returns the bytes of a micro-batch that a stage ending with this layer sends."""
-        return int(self.samples * sent_bytes(self._job, self._model, layer))
+        if layer not in self._boundaries:
+            self._boundaries[layer] = int(self.samples * sent_bytes(self._job, self._model, layer))
+        return self._boundaries[layer]
+
+
+class RankStages:
+    """The layers of a rank, with the copies of weights that it shares with another stage, and its stages.
+
+    `received` are bytes of torch's receive buffers, which exist from the first step on: inputs and gradients of outputs
+    of all micro-batches. Values passed between stages of the rank are kept there, too.
+    """
+
+    def __init__(self, staging: Staging, pipeline: int, sizes: LayerSizes) -> None:
+        self._sizes, self.samples = sizes, sizes.samples
+        self._staging, self._job, self._layout, self._model = staging, staging.job, staging.layout, staging.model
+        job, layout, model = staging.job, staging.layout, staging.model
+        stages, self._sharding, self._used = staging.stages, staging.sharding, staging.with_gradients
+        mine = staging.stages_of(pipeline)
+        self.has_loss = mine[-1] == len(stages) - 1
+        self.layers = with_copies([model.of_a_rank[n] for stage in mine for n in stages[stage]])
+        self.bytes = [sizes.of_layer(layer) for layer in self.layers]
+        self.moved = offloaded(job, layout)
+        ends = list(accumulate((len(stages[stage]) for stage in mine), initial=0))
+        self._ranges = {stage: range(*ends[n : n + 2]) for n, stage in enumerate(mine)}
+        self.stages = self._with_actions(staging.schedule, pipeline)
+        self.received = 0
+        for stage in mine if staging.schedule else ():
+            for cut in range(max(0, stage - 1), min(stage + 1, len(stages) - 1)):
+                self.received += layout.microbatches * sizes.boundary_bytes(stages[cut][-1])
+
+    def halves(self, layer: int) -> Halves:
+        return self._sizes.halves(self.layers[layer])
 
     # --------------------------------------------------------------------------------------------------- the actions
 
@@ -150,7 +177,7 @@ class RankStages:
     def _beside_microbatches(self, schedule: ScheduleTable, pipeline: int) -> list[StageMemory]:
         """Returns the stages with the bytes of the other micro-batches that the schedule has in flight."""
         stages = self._staging.stages
-        outputs = [self._boundary_bytes(stage[-1]) for stage in stages]
+        outputs = [self._sizes.boundary_bytes(stage[-1]) for stage in stages]
         crosses = [a != b for a, b in pairwise(schedule.placement)]  # else it lies where the next receives
         messages = [size * sends for size, sends in zip(outputs, crosses, strict=False)]  # of each cut
         of_loss = int(self.samples * loss_kept_bytes(self._job, self._model)) + outputs[-1] if self.has_loss else 0
@@ -196,7 +223,7 @@ class RankStages:
         for stage, layers in self._ranges.items():
             entry = layers.start
             layer = self.layers[entry]
-            size = saved_input_bytes(self._job, layer, self._recomputation[layer.name])
+            size = saved_input_bytes(self._job, layer, self._sizes.recomputation[layer.name])
             received[stage] = int(self.samples * size) if stage else 0
         return received
 
@@ -316,8 +343,13 @@ class RankStages:
 
 def share(parameter: ParameterNode, shards: int) -> int:
     """Returns the numbers of the first rank's share, which is the largest."""
-    numbers = prod(parameter.shape)
+    return _share(parameter.shape, shards)
+
+
+@lru_cache(maxsize=4096)
+def _share(shape: tuple[int, ...], shards: int) -> int:
+    numbers = prod(shape)
     if shards == 1:
         return numbers
-    rows = parameter.shape[0] if parameter.shape else 1
+    rows = shape[0] if shape else 1
     return largest(rows, shards) * (numbers // max(1, rows)) if rows else numbers

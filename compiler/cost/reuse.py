@@ -6,11 +6,11 @@ analyses have the same network. The jobs of a sweep over learning rates and seed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from dslc.compiler.cost.cost import RankCost
+from dslc.compiler.cost.cost import RankCost, rank_costs
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.model.model import ModelGraph, build, share_out
@@ -35,6 +35,7 @@ class Reuse:
         self._shared: ModelGraph | None = None
         self._staging: Staging | None = None
         self._costs: tuple[RankCost, ...] = ()
+        self._accounted: list[tuple[Staging, tuple[RankCost, ...]]] = []
 
     @property
     def enough(self) -> bool:
@@ -69,11 +70,25 @@ class Reuse:
             self._shared = share_out(self._built, model, source, styles, ranks, pieces, on_cpu=on_cpu)
         return self._shared
 
-    def costs(self, staging: Staging, find: Callable[[], tuple[RankCost, ...]]) -> tuple[RankCost, ...]:
-        """Returns the result of `find`, or the last one if its staging has the same costs."""
+    def keep_costs(self, staging: Staging, costs: tuple[RankCost, ...]) -> None:
+        """Keeps the costs of a cut into stages, for the analysis that takes this cut."""
+        if self._accounted and self._accounted[0][0].job is not staging.job:
+            self._accounted = []
+        self._accounted.append((staging, costs))
+
+    def _costs_of_cut(self, staging: Staging) -> tuple[RankCost, ...]:
+        """Returns the costs that the search for stages has computed for the same cut, or new ones."""
+        for other, costs in self._accounted:
+            alike = other.job is staging.job and other.model is staging.model and other.layout is staging.layout
+            if alike and other.stages == staging.stages and other.schedule is staging.schedule:
+                return costs
+        return rank_costs(staging)
+
+    def costs(self, staging: Staging) -> tuple[RankCost, ...]:
+        """Returns the costs of all ranks, which are the last ones if their staging has the same costs."""
         last_staging = self._staging
         if last_staging is None or last_staging.model is not staging.model or _costly(last_staging) != _costly(staging):
-            self._staging, self._costs = staging, find()
+            self._staging, self._costs = staging, self._costs_of_cut(staging)
             work = staging.layout.work(len(staging.model.layers))
             self.spent, self._largest = self.spent + work, max(self._largest, work)
         return self._costs

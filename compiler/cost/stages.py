@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from dslc.compiler.cost.account import account
+from dslc.compiler.cost.cost import rank_costs
 from dslc.compiler.cost.layer_bytes import kept_bytes
 from dslc.compiler.cost.optimizer_bytes import OptimizerBytes
 from dslc.compiler.cost.schedule_cost import microbatches_in_flight
@@ -134,10 +135,9 @@ def _balanced(
     reuse: Reuse | None,
     optimizer: OptimizerFacts | None,
 ) -> Cut:
-    costs = [work(layer) for layer in model.layers]
-    runs = _runs(job, model)
-    fastest = balance(costs, stages, runs) or balance(costs, stages)
-    assert fastest is not None, "there are as many layers as stages"
+    costs = tuple(work(layer) for layer in model.layers)
+    ranges = _runs(job, model)
+    fastest = _fastest(costs, stages, ranges)
     limit = job.memory.limit or layout.hardware.memory
     if limit is None or workload is None or schedule is None or cuts is None:
         return fastest
@@ -160,7 +160,10 @@ def _balanced(
             schedule=schedule,
             optimizer=optimizer,
         )
-        peaks = [account(staging, p).peak for p in range(schedule.ranks)]
+        costs_of_cut = rank_costs(staging)
+        if reuse:
+            reuse.keep_costs(staging, costs_of_cut)
+        peaks = [cost.memory.peak for cost in costs_of_cut]
         if max(peaks) <= limit:
             return candidate
         predicted = [0.0] * schedule.ranks
@@ -168,16 +171,24 @@ def _balanced(
             predicted[rank] += needs(stage, candidate[stage].start, candidate[stage].stop)
         more = [(peaks[rank] - predicted[rank]) / schedule.virtual_stages for rank in schedule.placement]
         excess = more if excess is None else [*map(max, more, excess)]
-        candidate = balance(costs, stages, _within(limit / schedule.virtual_stages, runs, needs, excess))
+        candidate = balance(costs, stages, _within(limit / schedule.virtual_stages, ranges, needs, excess))
     return fastest
 
 
-def _within(limit: float, runs: Begins, needs: Needs, excess: Sequence[float]) -> Begins:
-    """Restricts `runs` to those whose needs, and the memory besides, are within the limit."""
+@lru_cache(maxsize=256)
+def _fastest(costs: tuple[int, ...], stages: int, ranges: tuple[range, ...]) -> Cut:
+    """Returns the cut whose slowest stage is the fastest, whatever its memory."""
+    fastest = balance(costs, stages, lambda stage: ranges) or balance(costs, stages)
+    assert fastest is not None, "there are as many layers as stages"
+    return fastest
+
+
+def _within(limit: float, runs: Sequence[range], needs: Needs, excess: Sequence[float]) -> Begins:
+    """Restricts runs to those whose needs, and the memory besides, are within the limit."""
 
     def begins(stage: int) -> list[range]:
         ranges, start = [], 0
-        for end, these in enumerate(runs(stage)):
+        for end, these in enumerate(runs):
             while start < end and needs(stage, start, end) + excess[stage] > limit:
                 start += 1  # a later end has no earlier beginning
             ranges.append(range(max(start, these.start), these.stop))
@@ -186,8 +197,10 @@ def _within(limit: float, runs: Begins, needs: Needs, excess: Sequence[float]) -
     return begins
 
 
-def _runs(job: JobSpec, model: ModelGraph) -> Begins:
-    """Returns the runs that have something to train, and end with a tensor that can be sent."""
+def _runs(job: JobSpec, model: ModelGraph) -> tuple[range, ...]:
+    """Returns the runs that have something to train, and end with a tensor that can be sent: for each layer after a
+    run, where the run may begin.
+    """
     names = trained(job, model)
     ranges, count = [range(0)], len(model.layers)
     latest = -1  # the last layer so far that trains
@@ -195,7 +208,7 @@ def _runs(job: JobSpec, model: ModelGraph) -> Begins:
         if any(q.first_name in names for q in layer.parameters):
             latest = n
         ranges.append(range(0 if n + 1 < count and unsendable(model, n) else latest + 1))
-    return lambda stage: ranges
+    return tuple(ranges)
 
 
 def _needs(

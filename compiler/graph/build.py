@@ -31,8 +31,7 @@ from dslc.compiler.placement.lowering import Issue, lowered, row_without_pipelin
 from dslc.compiler.placement.schedules import ScheduleTable
 from dslc.compiler.placement.sharding import Sharding, offloaded, trained
 from dslc.compiler.placement.staging import first_trained_stage, stages_with_whole_backward, unsendable
-from dslc.compiler.rules.analyse import played
-from dslc.compiler.rules.analysis import Analysis
+from dslc.compiler.rules.analysis import Analysis, played
 from dslc.compiler.rules.data.images import picture_step
 from dslc.dsl.language.calls import Mixture, parts_of
 from dslc.dsl.language.job import JobSpec

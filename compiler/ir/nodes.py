@@ -7,6 +7,7 @@ add up over samples. Import these names from `dslc.compiler.model.model`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
@@ -128,6 +129,18 @@ class ModelGraph(Record):
     def of_a_rank(self) -> tuple[LayerNode, ...]:
         """The layers as on one rank along the tensor axis."""
         return self.shared or self.layers
+
+    @cached_property
+    def equal_layers(self) -> Mapping[int, int]:
+        """Maps the `id` of each layer of a rank to the `id` of the first layer with the same shapes and memory."""
+        first_layers: dict[tuple[object, ...], int] = {}
+        alike = {}
+        for layer in self.of_a_rank:
+            shapes = tuple((q.shape, q.count) for q in layer.parameters)
+            modules = len({q.name.rpartition(".")[0] for q in layer.parameters})
+            key = (layer.float32, layer.autocast, layer.input, layer.output, shapes, modules, layer.masks)
+            alike[id(layer)] = first_layers.setdefault(key, id(layer))
+        return alike
 
     @property
     def moves_buffers(self) -> bool:

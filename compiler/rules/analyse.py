@@ -7,21 +7,18 @@ on it. Plain Python; neither torch nor networkx.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import replace
-from functools import partial
 
-from dslc.compiler.cost.cost import RankCost, rank_costs
-from dslc.compiler.cost.estimate import estimate
+from dslc.compiler.cost.cost import RankCost
 from dslc.compiler.cost.reuse import Reuse
-from dslc.compiler.cost.schedule_cost import Timeline, timeline
 from dslc.compiler.cost.stages import cut
 from dslc.compiler.facts.sources import context_of, source_facts
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.model.model import ModelGraph, share_out_traced
 from dslc.compiler.model.opaque import made_by_parts, opaque
 from dslc.compiler.placement.layout import Layout, lay_out, warn_of_unknown_count
-from dslc.compiler.placement.schedules import ScheduleTable, table
+from dslc.compiler.placement.schedules import table
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.tensor_plan import TensorPlan, tensor_plan
 from dslc.compiler.placement.workload import measure_out
@@ -66,7 +63,7 @@ def analyse(
     if not readable or (yield from _check(known, sound=sound and fine)):
         analysis = yield from _analysis(known, reuse)
     if analysis is not None and not broken and limits:
-        yield from _check_limits(analysis, reuse, remedies=remedies)
+        yield from check_limits(analysis, reuse, remedies=remedies)
     yield from check_supported(job)
     return analysis
 
@@ -79,7 +76,7 @@ def _analysis(known: KnownFacts, reuse: Reuse) -> Findings[Analysis | None]:
     if layout is None or workload is None or uneven or (model is not None and pipeline is None):
         return None
     costs: tuple[RankCost, ...] = ()
-    estimated = staging = None
+    staging = None
     if model is not None and pipeline is not None and cuts is not None:
         staging = Staging(
             job=job,
@@ -91,8 +88,7 @@ def _analysis(known: KnownFacts, reuse: Reuse) -> Findings[Analysis | None]:
             schedule=pipeline.schedule,
             optimizer=known.facts.optimizer,
         )
-        costs = reuse.costs(staging, partial(rank_costs, staging))
-        estimated = estimate(staging, costs)
+        costs = reuse.costs(staging)
     return Analysis(
         job=job,
         source=known.source,
@@ -101,13 +97,12 @@ def _analysis(known: KnownFacts, reuse: Reuse) -> Findings[Analysis | None]:
         model=model,
         pipeline=pipeline,
         costs=costs,
-        estimate=estimated,
         staging=staging,
         facts=known.facts,
     )
 
 
-def _check_limits(analysis: Analysis, reuse: Reuse, *, remedies: bool) -> Iterator[Diagnostic]:
+def check_limits(analysis: Analysis, reuse: Reuse, *, remedies: bool) -> Iterator[Diagnostic]:
     """Checks the account of a job against its network, its memory and its promises."""
     if not remedies:
         yield from check_memory(analysis, _NoTrials())
@@ -255,7 +250,7 @@ def _pipeline(known: KnownFacts, reuse: Reuse) -> Findings[PipelinePlan | None]:
         return None
     if ranks == 1:
         whole = yield from cut(job, layout, model)
-        return PipelinePlan(stages=whole, schedule=None, timeline=None, bubble=0.0) if whole else None
+        return PipelinePlan(model=model, stages=whole, schedule=None) if whole else None
     if pipeline_rules.has_piece_fault(model) or not (yield from passes(pipeline_rules.check_traced(job, model))):
         return None
     fine = yield from passes(pipeline_rules.check_schedule(job, layout))
@@ -265,14 +260,4 @@ def _pipeline(known: KnownFacts, reuse: Reuse) -> Findings[PipelinePlan | None]:
     if stages is None or schedule is None:
         return None
     yield from pipeline_rules.check_stages(job, layout, model, stages, schedule)
-    time = played(model, stages, schedule)
-    return PipelinePlan(stages=stages, schedule=schedule, timeline=time, bubble=time.bubble)
-
-
-def played(model: ModelGraph, stages: Sequence[range], schedule: ScheduleTable) -> Timeline:
-    """Plays a step of the schedule with these stages, by their FLOPs."""
-    forward = [float(sum(model.layers[n].forward_flops for n in stage)) for stage in stages]
-    backward = [float(sum(model.layers[n].backward_flops for n in stage)) for stage in stages]
-    if sum(forward) == 0:
-        forward, backward = [1.0] * len(stages), [2.0] * len(stages)
-    return timeline(schedule, forward, backward)
+    return PipelinePlan(model=model, stages=stages, schedule=schedule)

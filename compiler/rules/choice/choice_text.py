@@ -19,7 +19,7 @@ def count_line(choice: PlanChoice) -> str:
     unpriced = sum(choice.refusals.values())
     count = len(choice.plans)
     priced = [plan for plan in choice.plans if not plan.code]
-    how = "all were analysed" if choice.is_exact else f"{count:,} were analysed: the search is bounded"
+    how = "all were analysed" if choice.is_exact else f"{count:,} were analysed{_part(choice)}: the search is bounded"
     parts = [f"{choice.space:,} plans, {how}"]
     if unpriced:
         codes = ", ".join(f"{code} {n}" for code, n in choice.refusals.most_common())
@@ -34,12 +34,18 @@ def count_line(choice: PlanChoice) -> str:
     return ", ".join(parts)
 
 
+def _part(choice: PlanChoice) -> str:
+    """Returns which part of the space a bounded search covers, if it leaves out splits of the devices into axes."""
+    priced, splits = choice.splits
+    return f", in {priced:,} of {splits:,} splits into axes" if priced < splits else ""
+
+
 def chosen_line(choice: PlanChoice) -> str:
     """Returns the chosen plan with its figures, in one line."""
     plan = choice.plan
     if plan is None:
         return "no plan was chosen"
-    how = "all analysed" if choice.is_exact else f"{len(choice.plans):,} of them analysed"
+    how = "all analysed" if choice.is_exact else f"{len(choice.plans):,} of them analysed{_part(choice)}"
     return f"chosen: {plan.text()}: {plan.figures()}; of {plural(choice.space, 'plan')}, {how}"
 
 

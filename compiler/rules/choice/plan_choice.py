@@ -20,7 +20,8 @@ class PricedPlan(Record):
     """A job with values of the searched fields, and its figures; `code` is that of the first error that refuses it.
 
     `broken_promises` are messages on `expect`, `warnings` the codes of its warnings. `limit` is the memory that it may
-    use, of which `margin` should stay free.
+    use, of which `margin` should stay free. `is_timed`: its time was asked for; a search that is bounded asks for the
+    times of plans that fit.
     """
 
     values: Values
@@ -36,6 +37,7 @@ class PricedPlan(Record):
     traffic: int = 0
     broken_promises: tuple[str, ...] = ()
     warnings: frozenset[str] = frozenset()
+    is_timed: bool = True
 
     @property
     def fits(self) -> bool:
@@ -89,13 +91,16 @@ class PricedPlan(Record):
 
 @record
 class PlanChoice(Record):
-    """All plans of a search. `is_exact`: each plan of the space was analysed. `space` is their number, at least."""
+    """All plans of a search. `is_exact`: each plan of the space was analysed. `space` is their number, at least.
+    `splits` of the devices into axes: those that were priced, and all of them, where the search is bounded.
+    """
 
     fields: tuple[str, ...]
     plans: tuple[PricedPlan, ...]
     plan: PricedPlan | None
     is_exact: bool
     space: int
+    splits: tuple[int, int] = (0, 0)
 
     @property
     def refusals(self) -> Counter[str]:

@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from itertools import islice
 
-from dslc.compiler.cost.cost import RankCost
+from dslc.compiler.cost.cost import RankCost, rank_costs
 from dslc.compiler.cost.estimate import StepEstimate, estimate
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.number_text import time_text
-from dslc.compiler.operations.coordinate import place_of
-from dslc.compiler.operations.step import operations
 from dslc.compiler.placement.exchange import exchange_of
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.staging import Staging
@@ -40,7 +38,7 @@ def check_network(staging: Staging, costs: tuple[RankCost, ...], found: StepEsti
         return
     exchange = staging.sharding.exchange
     if exchange is not None:
-        exact = _time(staging, _exactly(job), costs)
+        exact = _time(staging, _exactly(job))
         if exact is not None and exact.step_time and exact.exposed >= LEAST:
             yield Diagnostic(
                 "N0640",
@@ -52,7 +50,7 @@ def check_network(staging: Staging, costs: tuple[RankCost, ...], found: StepEsti
         return
     if found.exposed < max(LEAST, WAITS * step):
         return
-    others = list(islice(_faster_exchanges(staging, costs, step), MOST))
+    others = list(islice(_faster_exchanges(staging, step), MOST))
     if others:
         times = ", ".join(f"`{word}` {time_text(seconds)}" for word, seconds in others)
         yield Diagnostic(
@@ -72,13 +70,13 @@ def _exactly(job: JobSpec) -> JobSpec:
     return replace(job, parallelism=parallelism)
 
 
-def _faster_exchanges(staging: Staging, costs: tuple[RankCost, ...], step: float) -> Iterator[tuple[str, float]]:
+def _faster_exchanges(staging: Staging, step: float) -> Iterator[tuple[str, float]]:
     """Yields the faster exchanges that this job may have, as they are written: those first that give up least."""
     for other in TRIED:
         job = replace(staging.job, parallelism=replace(staging.job.parallelism, gradients=other))
         if not _allowed(job, staging.layout, staging.model):
             continue
-        found = _time(staging, job, costs)
+        found = _time(staging, job)
         if found is not None and found.step_time and found.step_time < (1 - WAITS) * step:
             period = getattr(other, "period", None)
             yield f"{other.word}({f'period = {period}' if period else ''})", found.step_time
@@ -88,8 +86,7 @@ def _allowed(job: JobSpec, layout: Layout, model: ModelGraph) -> bool:
     return exchange_of(job, layout) is not None and not has_errors(check_exchange(job, layout, model))
 
 
-def _time(staging: Staging, job: JobSpec, costs: tuple[RankCost, ...]) -> StepEstimate | None:
+def _time(staging: Staging, job: JobSpec) -> StepEstimate | None:
     """Returns the estimate of the same work with another exchange."""
     other = replace(staging, job=job)
-    again = tuple(replace(cost, operations=operations(place_of(other, p))) for p, cost in enumerate(costs))
-    return estimate(other, again)
+    return estimate(other, rank_costs(other))

@@ -10,7 +10,7 @@ from helpers.made_jobs import gpt_model, make_job
 
 from dslc.compiler.cost.account import account
 from dslc.compiler.cost.gathered_units import GatheredBytes, GatheredUnits, UnitBytes, gathered_by_action
-from dslc.compiler.cost.rank_stages import RankStages, StageMemory
+from dslc.compiler.cost.rank_stages import LayerSizes, RankStages, StageMemory
 from dslc.compiler.ir.facts import Facts
 from dslc.compiler.placement.schedules import ScheduledAction
 from dslc.compiler.rules.analyse import analyse
@@ -215,7 +215,7 @@ def test_a_stage_has_gradients_from_its_first_backward_pass_on_and_shards_after_
     """The last pipeline rank has a block and, in its later stage, the head, whose gradients come before."""
     found = analysis_of(pipeline=2, data=2, zero=2, microbatches=4, schedule=schedule)
     assert found.staging is not None
-    rank = RankStages(found.staging, 1)
+    rank = RankStages(found.staging, 1, LayerSizes(found.staging))
     block, head = rank.stages
     parameters = [q for n in head.layers for q in rank.layers[n].parameters]
     whole, shards = (4 * rank.numbers(parameters, parts) for parts in (1, 2))
@@ -237,7 +237,8 @@ def peak_with(found: Analysis, rank: int, layer: int, *, first: int | None = Non
     halves = working.halves if first is None else replace(working.halves, first=first)
     working = replace(working, halves=halves, **cast(dict[str, Any], changed))
     layers[layer] = replace(layers[layer], float32=replace(layers[layer].float32, working=working))
-    return account(replace(found.staging, model=replace(found.model, layers=tuple(layers))), rank).peak
+    staging = replace(found.staging, model=replace(found.model, layers=tuple(layers)))
+    return account(staging, rank, LayerSizes(staging)).peak
 
 
 @pytest.mark.parametrize("frozen", [(), ("embedding*", "position*", "blocks.0.*")])

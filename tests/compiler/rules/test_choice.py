@@ -16,6 +16,7 @@ from dslc.compiler.ir.facts import Facts
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.rules.choice import search
+from dslc.compiler.rules.choice.choice_text import chosen_line
 from dslc.compiler.rules.choice.choose import choose_plan
 from dslc.compiler.rules.choice.plan_choice import PlanChoice, PricedPlan, ordered
 from dslc.dsl.diagnostics import Report
@@ -194,9 +195,24 @@ def test_a_bounded_search_is_as_good_as_an_exact_one(changes: tuple[str, ...], m
     bounded, _ = choose(GPT, *changes, fields=fields)
     assert exact is not None and bounded is not None and exact.is_exact and not bounded.is_exact
     assert len(bounded.plans) < len(exact.plans)
+    exact_plans = {plan.text(): plan for plan in exact.plans}
+    for plan in bounded.plans:
+        same = exact_plans[plan.text()]
+        assert (plan.peak, plan.code) == (same.peak, same.code)
+        assert plan.step_time == same.step_time if plan.is_timed else not plan.fits
     assert (exact.plan is None) == (bounded.plan is None)
     if exact.plan is not None and bounded.plan is not None:
         assert bounded.plan.step_time == pytest.approx(exact.plan.step_time, rel=0.02)
+
+
+def test_a_search_that_leaves_out_splits_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, most in {"EXACT": 0, "MANY_SPLITS": 1, "MANY_SPLITS_WORK": 20, "REFINED_WORK": 60}.items():
+        monkeypatch.setattr(search, name, most)
+    choice, _ = choose(GPT, fields=SEARCHED)
+    assert choice is not None and choice.plan is not None
+    priced, splits = choice.splits
+    assert 0 < priced < splits and f"in {priced} of {splits} splits into axes" in chosen_line(choice)
+    assert choice.plans[0].values["parallelism.data"] == 2  # those with the most data ranks come first
 
 
 def test_only_what_is_left_to_the_compiler_is_searched_and_it_is_written_as_auto() -> None:
