@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from dslc.compiler.ir.number_text import byte_text
 from dslc.compiler.plan_facts import facts_of
 from dslc.dsl.language.job import python_calls
 from dslc.jobs.prepare_run import Ready
@@ -23,6 +24,7 @@ from dslc.terminal.version import __version__
 if TYPE_CHECKING:
     from dslc.runtime.process.failure import Outcome
 
+CHOSEN_PLAN = "the plan that `auto` chose"
 ANSWER = 60.0  # seconds that a host may take to answer about a folder
 Then = Callable[["Outcome", dict[str, Any] | None, str], int]  # with the report and the run directory: the exit status
 
@@ -77,6 +79,10 @@ def facts_compared(ready: Ready, out: str | None) -> Iterator[tuple[str, str]]:
     machine = analysis.facts.machine
     if analysis.layout.device == "cuda" and machine is not None:
         yield "the GPUs", ", ".join(f"{size / 2**30:.0f} GiB" for size in machine.gpus) or "none"
+    if analysis.layout.hardware.memory is not None:
+        yield "the memory of a device", byte_text(analysis.layout.hardware.memory)
+    if analysis.choice is not None and analysis.choice.plan is not None:
+        yield CHOSEN_PLAN, analysis.choice.plan.text()
     if ready.world is None:  # else one command has started all
         yield "--out", _folder_compared(ready, out)
     yield "--set", " ".join(ready.loaded.settings) or "nothing"  # which is told if it makes the plans differ
@@ -99,6 +105,10 @@ def remedy(fact: str) -> str:
         return f"install the same {fact.removeprefix('the version of ')} on all hosts"
     if fact.startswith("the file "):
         return f"copy {fact.removeprefix('the file ')} from one to the others, or keep it in a folder that all see"
+    if fact == "the memory of a device":
+        return "name the same `devices.catalogue` on all hosts"
+    if fact == CHOSEN_PLAN:
+        return "give all hosts the same catalogue or calibration, or write the plan by `dslc choose JOB -o FILE`"
     if fact == "the GPUs":
         return "hosts with the same GPUs, or a `devices.gpus` that names those that are alike"
     return "type the same command on all hosts"

@@ -122,6 +122,35 @@ def test_hosts_with_other_files_do_not_start(job: Path) -> None:
     assert not out.exists()
 
 
+def test_hosts_choose_one_plan_or_say_why_not(job: Path) -> None:
+    """Catalogues with the same choice train; other memory, or speeds that lead to another plan, are named."""
+    catalogue = '[cpu]\nfp32 = "0.05TFLOPS"\nlink = "1GBps"\nnetwork = "1GBps"\nmemory = "1GiB"\n'
+    cases = {
+        catalogue.replace("0.05", "0.06"): ("zero = auto", 0, "chosen: data 2"),
+        catalogue.replace("1GiB", "2GiB"): ("zero = auto", 2, "the hosts differ in the memory of a device"),
+        catalogue.replace("1GBps", "0.0001GBps"): (
+            "data = auto, pipeline = auto, microbatches = auto",
+            2,
+            "the hosts differ in the plan that `auto` chose",
+        ),
+    }
+    for number, (other, (fields, status, text)) in enumerate(cases.items()):
+        folder = job.parent / f"{number}"
+        one, two = both(job, out=folder / "run")
+        for name, figures, command in (("one", catalogue, one), ("two", other, two)):
+            path = folder / name / "job.plt"
+            path.parent.mkdir(parents=True)
+            written = JOB.replace("devices {", 'devices {\n  catalogue = "cards.toml"')
+            path.write_text(f"{written}parallelism {{ {fields} }}\n")
+            (path.parent / "cards.toml").write_text(figures)
+            command[command.index(str(job))] = str(path)
+        with started(folder, [one, two]) as commands:
+            ends = [each.end() for each in commands]
+        assert [code for code, _ in ends] == [status, status], ends
+        assert all(text in output for _, output in ends), ends
+        assert (folder / "run").exists() == (status == 0)
+
+
 def test_two_hosts_train_a_plan(job: Path) -> None:
     plan = job.with_name("plan.json")
     with started(job.parent, [local_command(["plan", str(job), "--trace", "--json"])]) as (command,):

@@ -193,7 +193,7 @@ class PlanSearch:
         least = min(map(_excess, tried), default=0)
         nearest = [plan for plan in tried if _excess(plan) == least]
         if len(nearest) > 1:
-            nearest = [self.price(plan.values) for plan in nearest]
+            nearest = [self.price(dict(plan.values)) for plan in nearest]
         return min(nearest, key=_distance, default=None)
 
     def _refine(self, space: PlanSpace, best: PricedPlan, most_work: int) -> None:
