@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts) -> Findings[ModelGraph | None]:
     """Returns the graph of a traced module; None if it does not fit the data."""
-    span = _span(model)
+    span = model.network_span
     if source.structures is not None:
         fact = source.structures[0].flat
     else:
@@ -77,7 +77,7 @@ def made_by_parts(job: JobSpec, layout: Layout, facts: ModelFacts, memory: int |
     parts = sharding_of(job, layout).shards * layout.sizes["tensor"]
     if limit is None or all_bytes <= limit or parts == 1:
         return False
-    span = _span(job.model)
+    span = job.model.network_span
     if facts.without_reset:
         yield Diagnostic(
             "E0804",
@@ -95,10 +95,6 @@ def made_by_parts(job: JobSpec, layout: Layout, facts: ModelFacts, memory: int |
         span,
     )
     return True
-
-
-def _span(model: ModelSpec) -> Span | None:
-    return model.network.span if isinstance(model.network, Call) else model.value_span("network")
 
 
 def _layers(facts: ModelFacts, input: TensorFact, span: Span | None) -> tuple[LayerNode, ...]:
@@ -153,7 +149,7 @@ def _check_vocab(facts: ModelFacts, model: ModelSpec, source: SourceFacts) -> It
         yield Diagnostic(
             "E0208",
             f"a vocabulary of {facts.vocab} does not hold the data's {source.vocab} tokens",
-            network.value_span(argument) if argument and isinstance(network, Call) else _span(model),
+            network.value_span(argument) if argument and isinstance(network, Call) else model.network_span,
             label=f"{facts.vocab} < {source.vocab}",
             help=f"an embedding of {source.vocab} rows",
         )

@@ -149,7 +149,7 @@ def _topology(plan: PlanView) -> list[str]:
     top = plan.topology
     counts = top.node_counts
     rows = [
-        ("nodes", f"{top.nodes:,}{_elastic(counts, top.nodes)}"),
+        ("nodes", f"{top.nodes:,}{_elastic(counts)}"),
         ("devices", f"{devices_text(plan)}, {top.processes} on each node"),
         ("backend", f"{top.backend} on {top.device}"),
         *([("threads", f"{top.threads} of each process")] if top.threads else []),
@@ -158,8 +158,8 @@ def _topology(plan: PlanView) -> list[str]:
     return table(rows)
 
 
-def _elastic(counts: Sequence[int], shown_count: int) -> str:
-    """Returns the lines on an elastic job, for which the plan of one count of nodes is shown."""
+def _elastic(counts: Sequence[int]) -> str:
+    """Formats the node counts of an elastic job, whose plan shows one of them."""
     if len(counts) == 1:
         return ""
     return f", of an elastic job on {either(counts)}; `--set devices.nodes=…` shows another"

@@ -59,9 +59,7 @@ def compare_recordings(job: JobProgram, recording: Recording) -> None:
     raise_difference(job, rank_calls[0], different)
 
 
-def raise_difference(
-    job: JobProgram, expected: tuple[int, Sequence[tuple[str, str]]], different: tuple[int, Sequence[tuple[str, str]]]
-) -> None:
+def raise_difference(job: JobProgram, expected: RankCalls, different: RankCalls) -> None:
     pairs = enumerate(itertools.zip_longest(expected[1], different[1]), 1)
     number, pair = next((n, pair) for n, pair in pairs if None in pair or pair[0][0] != pair[1][0])
     texts = [
