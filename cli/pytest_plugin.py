@@ -81,7 +81,7 @@ class _JobItem(pytest.Item):
 
 
 class JobCheck(_JobItem):
-    """What `dslc check` says of one combination of a job's sweep."""
+    """The `dslc check` of one combination of a job's sweep."""
 
     def __init__(self, *, settings: tuple[str, ...], locked: bool, **arguments: object) -> None:
         super().__init__(**arguments)  # type: ignore[arg-type]

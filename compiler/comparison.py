@@ -1,8 +1,8 @@
 """Compares two plans: which settings of the training differ, and what follows for memory, time, traffic and placement.
 
-`dslc diff` prints a comparison. The training is compared by the programs that ranks receive, where both plans have one,
-and by the sections `Data` and `Training` of the plans where a network was not traced. All other figures are compared as
-`dslc plan` shows them. Bytes are of one rank.
+`dslc diff` prints a comparison. The training is compared by the programs that ranks receive, where both plans have one.
+Where a network was not traced, the sections `Data` and `Training` of the plans are compared. All other figures are
+compared as `dslc plan` shows them. Bytes are of one rank.
 """
 
 from __future__ import annotations

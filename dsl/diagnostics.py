@@ -54,7 +54,7 @@ class Diagnostic(Record):
 
     @property
     def fixes(self) -> tuple[Fix, ...]:
-        """Returns the changes that the help names, the likeliest first, of which each corrects the mistake."""
+        """Returns the changes that the help names, the likeliest first. Each of them corrects the mistake."""
         return fixes_of(self.help)
 
     @property

@@ -61,7 +61,7 @@ class Help(str):
 
 
 def remedy(*parts: str | Edit | Fix) -> Help:
-    """Returns the help of which these are the parts, in order. The parts of a `Help` keep their fixes."""
+    """Returns a help made of these parts, in order. The parts of a `Help` keep their fixes."""
     texts: list[str] = []
     fixes: list[Fix] = []
     for part in parts:

@@ -1,4 +1,4 @@
-"""`dslc choose`: the plans of a job that no other beats in both time and memory, and the one that `auto` takes."""
+"""`dslc choose`: the plans of a job that no other beats in both time and memory, and the plan that `auto` takes."""
 
 from __future__ import annotations
 

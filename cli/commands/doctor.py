@@ -43,7 +43,7 @@ FOR_DEVELOPERS = ("dev", "docs")
 
 
 class Program(NamedTuple):
-    """A program that some features start: its names, of which one is enough, and the package of Debian that has it."""
+    """A program that some features start: its names, each of them enough, and the package of Debian that has it."""
 
     names: tuple[str, ...]
     purpose: str

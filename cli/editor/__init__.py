@@ -1,1 +1,3 @@
-"""What `dslc lsp` adds to the functions of dsl/editor: the analysis of a text, in a process that can be cancelled."""
+"""The language server of `dslc lsp`: it adds to dsl/editor the analysis of a text, in a process that can be
+cancelled.
+"""

@@ -50,7 +50,9 @@ class LineTable:
 
 
 def apply_changes(text: str, changes: Sequence[types.TextDocumentContentChangeEvent], encoding: str) -> str:
-    """Returns the text after the changes, each of which counts on the text after the one before."""
+    """Returns the text after the changes. The places of each change count in the text that the change before it
+    leaves.
+    """
     for change in changes:
         if isinstance(change, types.TextDocumentContentChangePartial):
             lines = LineTable(text, encoding)

@@ -1,4 +1,4 @@
-"""A lexer for Pygments, which the documentation and Jupyter use. Its tokens are those of the editor's room."""
+"""A lexer for Pygments, which the documentation and Jupyter use. Its tokens come from the editor's room."""
 
 from __future__ import annotations
 

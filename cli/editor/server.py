@@ -57,7 +57,7 @@ async def on_change(ls: JobServer, params: types.DidChangeTextDocumentParams) ->
 
 @server.feature(types.TEXT_DOCUMENT_DID_SAVE)
 async def on_save(ls: JobServer, params: types.DidSaveTextDocumentParams) -> None:
-    """Reads the other jobs again, which may import the one that was saved."""
+    """Reads the other jobs again, which may import the saved job."""
     for job in ls.jobs.values():
         if job.uri != params.text_document.uri:
             job.update(job.version, Snapshot(job.snapshot.text, job.snapshot.path, job.snapshot))

@@ -54,7 +54,7 @@ def check_one(
     imported: Mapping[str, str] | None = None,
 ) -> tuple[Report, Analysis | None]:
     """Returns all diagnostics of one job, every combination of its sweep included; `then` looks further at each. A
-    `text` stands for that of the file, and `imported` for those of imported files, by their real paths.
+    `text` replaces the text of the file, and `imported` the texts of imported files, by their real paths.
     """
     loaded, combinations = load_each(path, settings, text, imported)
     report, analysis, reuse = Report(), None, Reuse()

@@ -61,7 +61,7 @@ def choose_fields(
     job: JobSpec, facts: Facts, reuse: Reuse, *, trace: bool, run: bool
 ) -> Findings[tuple[JobSpec, Facts, PlanChoice | None]]:
     """Returns the job with the chosen values, its facts, and the choice; None if it yields why nothing was chosen.
-    `facts` are those of the job with defaults in their place.
+    `facts` belong to the job with defaults in their place.
     """
     plain = without_auto(job)
     if job.model.has_user_network and facts.model is None:

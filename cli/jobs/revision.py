@@ -1,4 +1,4 @@
-"""Jobs at a git revision: `REV:job.plt`. Its texts are the revision's; data and modules are those of the checkout."""
+"""Jobs at a git revision: `REV:job.plt`. Its texts are the revision's; data and modules come from the checkout."""
 
 from __future__ import annotations
 

@@ -134,9 +134,9 @@ def _meet_and_train(ready: Ready, where: HostPaths, then: Then) -> int:
 
 
 def wait_for_speaker(world: World | None) -> None:
-    """Waits, in a process that leaves without a message, for the one that writes the messages: torchrun and mpirun end
-    all processes as soon as one has left with an error. It waits for the end of a speaker on this host, and for some
-    time if the speaker is not seen here.
+    """Waits, in a process that leaves without a message, for the process that writes the messages: torchrun and mpirun
+    end all processes as soon as one has left with an error. It waits for the end of a speaker on this host, and for
+    some time if the speaker is not seen here.
     """
 
     if world is None or world.speaks or world.size == 1:

@@ -119,9 +119,9 @@ class Queue:
 
 
 def pods_of(made: Submission) -> tuple[str, str] | None:
-    """Returns the phase of the pods of a job in Kubernetes, and why they are in it. If phases differ, that of the pods
-    furthest from a good end counts, or nearest to it in an elastic job. ("", "") without pods, None where `kubectl`
-    gives no answer.
+    """Returns the phase of the pods of a job in Kubernetes, and why they are in it. If phases differ, the phase
+    furthest from a good end counts; in an elastic job the phase nearest to it. ("", "") without pods, None where
+    `kubectl` gives no answer.
     """
     space = ["--namespace", made.space] if made.space else []
     told = command(["kubectl", "get", "pods", "--selector", f"dslc-run={made.job}", "--output", "json", *space])

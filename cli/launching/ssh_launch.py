@@ -2,8 +2,8 @@
 
 Model: on each host `ssh` runs ssh_agent.py by the absolute path of this interpreter, in the current folder. When all
 hosts have said that they are ready, each starts `dslc run … --rendezvous` with the first host, as a user would on each;
-those of an elastic job with all hosts. The secret by which they know each other goes to each by the input of its `ssh`.
-Their output comes back here, marked by host (ssh_hosts.py).
+an elastic job's with all hosts. The secret by which they know each other goes to each by the input of its `ssh`. Their
+output comes back here, marked by host (ssh_hosts.py).
 
 Contract: ports, users, keys and known hosts come from ssh's own configuration; nothing is asked for on the terminal. A
 host that cannot be reached, refuses the key or has no dslc is one message, and nothing has started anywhere; an elastic

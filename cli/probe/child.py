@@ -14,7 +14,7 @@ Json: TypeAlias = Any  # what JSON holds
 
 
 class ChildAnswer(TypedDict, total=False):
-    """What a child tells: the result of its work; or the exception, and where the user's code raised it."""
+    """The answer of a child: the result of its work; or the exception, and where the user's code raised it."""
 
     made: Json
     error: str

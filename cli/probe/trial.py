@@ -1,4 +1,4 @@
-"""What a probe is handed: the job, the facts that are known so far, and the steps that follow from them."""
+"""The argument of each probe: the job, the facts that are known so far, and the steps that follow from them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Files:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What a probe is handed. `sound`: no probe has yielded an error so far. `run`: the ranks are forked from this
-    process later. `batches` are what a user's loss and metrics are tried with.
+    """The job of a probe and its facts so far. `sound`: no probe has yielded an error so far. `run`: the ranks are
+    forked from this process later. `batches` are what a user's loss and metrics are tried with.
     """
 
     job: JobSpec

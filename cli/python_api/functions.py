@@ -84,7 +84,7 @@ def _load_job(job: str, settings: Sequence[str]) -> LoadResult:
 def _all_settings(
     settings: Sequence[str], values: Mapping[str, object] | None, objects: Mapping[str, object]
 ) -> Iterator[list[str]]:
-    """Yields all settings: those of the objects come first, so that others may change the objects' arguments."""
+    """Yields all settings: settings from the objects come first, so that others may change the objects' arguments."""
     if isinstance(settings, str):
         raise TypeError("`settings` is a list of texts: `settings=['train.epochs=2']`")
     try:

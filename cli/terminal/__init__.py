@@ -1,1 +1,1 @@
-"""What every command shares: exit codes, tables, errors in words, the version."""
+"""The shared parts of all commands: exit codes, tables, errors in words, the version."""

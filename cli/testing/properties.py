@@ -56,7 +56,7 @@ def assert_within_memory(variant: JobVariant, limit: str = "") -> None:
 
 
 def assert_step_time(variant: JobVariant, baseline: JobVariant, *, slower_by: float = 0.0) -> None:
-    """Asserts that a step takes no longer than that of another plan, or longer by a share of it: 0.1 is 10%."""
+    """Asserts that a step takes no longer than a step of another plan, or longer by a share of it: 0.1 is 10%."""
     here, there = _step_time(variant), _step_time(baseline)
     more = here / there - 1
     assert more <= slower_by, (

@@ -12,9 +12,9 @@ which have nothing to damp it; twice that sum for the bias of an attention's key
 no gradient but rounding. In bf16 and fp16: a loss 2e-2, a norm 5e-2, all parameters together 0.2 of the distance that
 they moved, root mean squares.
 
-A fifth finding compares the one process with a loop that uses torch alone (runtime/loop/plain_loop.py), which finds
-faults in code that the plan and the one process share (optimizer, decay, schedule, clipping). If the model allows it
-both are trained in float64, and must agree to `EXACT`, as there is no rounding to allow for; else as above.
+A fifth finding compares the one process with a loop that uses torch alone (runtime/loop/plain_loop.py). It finds faults
+in code that both share (optimizer, decay, schedule, clipping). If the model allows it both are trained in float64, and
+must agree to `EXACT`, as there is no rounding to allow for; else as above.
 
 If this fails in fp32, both are trained again in float64, if the model can be and the plan has no pipeline. They must
 agree to `EXACT`: rounding cannot lead them apart there, and a fault does. Else the one process is trained again, in

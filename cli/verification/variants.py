@@ -34,7 +34,7 @@ class CannotShrink(Exception):
 
 
 def observed(job: JobSpec) -> JobSpec:
-    """Returns the job without what a few observed steps do not need: checkpoints, promises and evaluations but for
+    """Returns the job without what a few observed steps do not need: checkpoints, promises and evaluations except for
     metrics.
     """
     return replace(

@@ -1,10 +1,10 @@
-"""What `dslc calibrate` measured on a machine: the times of layers, of the loss, of an update and of collectives.
+"""The measurements of `dslc calibrate` on a machine: the times of layers, of the loss, of an update and of collectives.
 
 Model: a pass of a layer takes `fixed + each * samples` seconds. A layer is known by its signature, whatever job it
 stands in: its kind, its shapes, its parameters and its work. So a measurement serves every plan that cuts a model into
 the same layers, with micro-batches of any size.
 
-Contract: times are those of one process while all processes of a host do the same.
+Contract: times hold for one process while all processes of a host do the same.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class CollectiveTime(Record):
 
 @record
 class RestTime(Record):
-    """Seconds of a step that no part of it accounts for: `seconds` with so many `microbatches`, and `each` for each
-    further one.
+    """Seconds of a step that no part of it accounts for: `seconds` with `microbatches` micro-batches, and `each` for
+    each further one.
     """
 
     microbatches: int
@@ -64,11 +64,11 @@ class RestTime(Record):
     each: float = 0.0
 
     def seconds_with(self, microbatches: int) -> float:
-        """Returns the seconds of a step with so many micro-batches."""
+        """Returns the seconds of a step with `microbatches` micro-batches."""
         return max(0.0, self.seconds + self.each * (microbatches - self.microbatches))
 
     def extended(self, microbatches: int, seconds: float) -> RestTime:
-        """Returns the line through this time and that of another number of micro-batches; it does not fall."""
+        """Returns the line through this time and the time of another number of micro-batches; it does not fall."""
         each = (seconds - self.seconds) / (microbatches - self.microbatches)
         return replace(self, each=max(0.0, each))
 
@@ -174,7 +174,7 @@ class CollectiveMeasurement(Record):
 
 @record
 class RankMeasurement(Record):
-    """What one rank measured."""
+    """The measurements of one rank."""
 
     passes: tuple[tuple[int, Passes], ...]  # by the samples of a micro-batch
     update: float

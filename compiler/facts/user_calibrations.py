@@ -1,7 +1,7 @@
 """The calibrations in the user's configuration folder, and the machine that a calibration serves.
 
 Model: `$XDG_CONFIG_HOME/dslc` or `~/.config/dslc` has a catalogue file for each kind of device and number of processes,
-`cpu-2.toml`, which `dslc calibrate JOB` writes without `-o`, and one for any number, `cpu.toml`, with a fit. A job that
+`cpu-2.toml`. `dslc calibrate JOB` writes it without `-o`. One file for any number, `cpu.toml`, has a fit. A job that
 names no `devices.catalogue` is predicted by them, if they are of this machine: the same processor, as many cores, the
 same version of torch.
 
@@ -27,7 +27,9 @@ from dslc.dsl.words import plural
 
 @record
 class Machine(Record):
-    """What the times of a calibration depend on: the processor's architecture and model, its cores, torch's version."""
+    """The machine that the times of a calibration depend on: the processor's architecture and model, its cores, torch's
+    version.
+    """
 
     processor: str
     cores: int
@@ -69,7 +71,7 @@ def machine_differences(calibration: Calibration | RunFit) -> Iterator[str]:
 
 def calibration_path(kind: str, processes: int | None = None) -> str:
     """Returns the path of the user's calibration of `processes` processes at once on a host with devices of a kind; of
-    a fit, that of any number.
+    a fit, the file of any number.
     """
     home = os.environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(home):  # as in the XDG base directory specification

@@ -1,4 +1,4 @@
-"""What is shown of a plan, computed from its graph: the records that a rank's program is made of, in a reader's words.
+"""The view of a plan, computed from its graph: the records that a rank's program is made of, in a reader's words.
 
 Contract: a number comes from the record that the ranks receive, if there is one. So a plan file shows what it runs,
 whoever has written it.

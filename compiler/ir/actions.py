@@ -20,7 +20,7 @@ Among = Literal["", "node", "nodes"]
 
 
 class Role(Flag):
-    """What a payload is to the proofs of a plan."""
+    """The meaning of a payload to the proofs of a plan."""
 
     NONE = 0
     AGREEMENT = auto()  # the members of an exchange agree on it, by the exchange's rule
@@ -30,7 +30,7 @@ class Role(Flag):
 
 
 class Payload(StrEnum):
-    """What an exchange carries; the value is its text in plans."""
+    """The content of an exchange; the value is its text in plans."""
 
     role: Role
 

@@ -126,7 +126,7 @@ class Working(Record):
     by one.
     A layer before all parameters that train has no moment in `backward`. `on_cpu` are moments of a backward pass that
     CPUs have besides: oneDNN copies what a convolution takes and makes to its own memory order. Where images have their
-    channels last it has those of `channels_last` instead.
+    channels last it has `channels_last` instead.
     """
 
     forward: int

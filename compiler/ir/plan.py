@@ -47,8 +47,7 @@ class StageNode(Record):
     """Layers `first` to `last` (both included), on the ranks at one pipeline coordinate.
 
     `kept` are the bytes of a micro-batch's activations that a rank's device keeps of them: on the tensor and the
-    context axis its own part. `output_bytes` are those of its
-    outputs for a micro-batch, which go to the next stage.
+    context axis its own part. `output_bytes` counts its outputs for a micro-batch, which go to the next stage.
     """
 
     index: int

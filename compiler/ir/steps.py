@@ -79,8 +79,8 @@ class StepPhases(Record):
     """Seconds of the phases of a step, predicted or in the mean over some steps of a rank.
 
     `data`: the wait for samples. `passes`: forward and backward. `exposed`: from the last gradient of this rank until
-    the ranks' gradients are there. `update`: clipping and the optimizer. `host`: all else, of which `rank_wait` is the
-    wait for other ranks where a loss is logged.
+    the ranks' gradients are there. `update`: clipping and the optimizer. `host`: all else, with `rank_wait`, the wait
+    for other ranks where a loss is logged.
     """
 
     data: float = 0.0

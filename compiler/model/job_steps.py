@@ -33,7 +33,7 @@ Step = TypeVar("Step")
 
 @record
 class JobSteps(Record):
-    """What the trials of a user's code take from the job: the steps that its ranks will have, with absolute paths."""
+    """The steps that the ranks of a job will have, with absolute paths, for the trials of a user's code."""
 
     loss: p.LossStep
     precision: p.PrecisionStep

@@ -247,7 +247,7 @@ class Tape:
         """Records that `gives` was computed from `takes`, with everything kept since the last operation. A layer
         without parts is one operation by itself. `passing`: temporary bytes of its forward pass, `scratch` of its
         backward pass, each in fp32 and under autocast; `rounds`: the copies of its weights' gradients; `holds`: values
-        that the module's variables still hold. `ordered`, `ordered_rounds` and `reorders` are those of an `Operation`.
+        that the module's variables still hold. `ordered`, `ordered_rounds` and `reorders` are fields of `Operation`.
         """
         parameters = self.parameters[self._weighed :]
         weights = sum(q.count for q in parameters if q.name not in self.around.frozen)

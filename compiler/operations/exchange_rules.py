@@ -176,7 +176,7 @@ def _coded(parameters: Sequence[ParameterNode], exchange: ExchangePolicy) -> int
 
 
 def _under_way(sizes: Sequence[int]) -> int:
-    """Returns the most numbers of buckets under way: one in each of its two collectives, and the one that begins."""
+    """Returns the most numbers of buckets under way: one in each of its two collectives, and a bucket that begins."""
     return max((sum(sizes[n : n + 3]) for n in range(len(sizes))), default=0)
 
 

@@ -45,7 +45,7 @@ def _activations(place: Coordinate) -> Iterator[StepOperation]:
 
 
 def _shared_gradients(place: Coordinate) -> Iterator[StepOperation]:
-    """Yields the exchanges of gradients of shared weights: each coordinate receives those of all others."""
+    """Yields the exchanges of gradients of shared weights: each coordinate receives the gradients of all others."""
     shared = {
         q.name: (4 * place.padded(q) // place.sharding.shards, len(place.whole.holders[q.name]) - 1)
         for layer in place.layers

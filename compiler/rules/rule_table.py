@@ -43,8 +43,8 @@ T = TypeVar("T")
 
 @record
 class KnownFacts(Record):
-    """What is known of a job when the rules are asked. `loss_fits`: no error says that the loss does not fit the data.
-    `uncalled`: a network that was made and could not be called.
+    """The facts of a job at the time when the rules run. `loss_fits`: no error says that the loss does not fit the
+    data. `uncalled`: a network that was made and could not be called.
     """
 
     job: JobSpec

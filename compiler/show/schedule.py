@@ -1,9 +1,9 @@
 """A step over time: a row for each pipeline coordinate, a box for each forward and backward of a micro-batch.
 
 Lengths are the predicted times, where a plan has them; a time that nobody measured is left out. Else they are by the
-stages' FLOPs, with the backward twice as long as the forward, since a plan keeps their sum, and the exchange of
-gradients and the update have a fixed length. Bubbles are white, and a rank's idle share stands at the end of its row. A
-long step is shown by its beginning and its end. Without a pipeline there is one row: micro-batches one after another.
+stages' FLOPs, with the backward twice as long as the forward, since a plan keeps their sum. The exchange of gradients
+and the update then have a fixed length. Bubbles are white, and a rank's idle share stands at the end of its row. A long
+step is shown by its beginning and its end. Without a pipeline there is one row: micro-batches one after another.
 
 The strip under a row shows the activations that the rank holds at each moment, relative to the most that any rank
 holds. A micro-batch's activations at a stage are held from its forward until its backward (or the backward of the
@@ -172,7 +172,7 @@ def _pipeline_rows(plan: PlanView) -> list[list[ScheduleBox]]:
 
 
 def _stage_times(plan: PlanView) -> tuple[list[float], list[float], float]:
-    """Returns each stage's time of a micro-batch, forward and backward, and that of a message."""
+    """Returns each stage's time of a micro-batch, forward and backward, and the time of a message."""
     step = known_times(plan)
     if step is not None:
         return [stage.forward for stage in step.stages], [stage.backward for stage in step.stages], step.message

@@ -83,7 +83,7 @@ def mixed_dtypes(func: Operator, arguments: object) -> list[str]:
 
 
 def check_dtypes(func: Operator, args: Arguments, layer: str, allowed: Collection[str]) -> None:
-    """Raises TraceError for a product of two dtypes, not all of which are `allowed`."""
+    """Raises TraceError for a product of two dtypes unless both are `allowed`."""
     dtypes = mixed_dtypes(func, args)
     if not all(dtype in allowed for dtype in dtypes):
         raise TraceError(

@@ -70,7 +70,7 @@ class Kind(Record):
 
 @positional
 class NumberKind(Kind):
-    """Numbers within limits, of which `above` and `below` are exclusive."""
+    """Numbers within limits; `above` and `below` are exclusive."""
 
     min: float | None = None
     max: float | None = None

@@ -70,7 +70,7 @@ def load_each(
     path: str, settings: Sequence[str] = (), text: str | None = None, imported: Mapping[str, str] | None = None
 ) -> tuple[LoadResult, list[LoadResult]]:
     """Returns the job, and one job for each combination of its `sweep` (the job itself if there is none). A `text`
-    stands for that of the file, as an editor has it, and `imported` for those of imported files, by their real paths.
+    replaces the text of the file, as an editor has it, and `imported` the texts of imported files, by their real paths.
     """
     read = _file(path, text, imported)
     loaded = _apply_settings(read, settings)

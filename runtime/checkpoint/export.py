@@ -129,8 +129,8 @@ def export_folder(
     adapter_weights: Adapted | None = None,
 ) -> int:
     """Writes the model of `step`, with the weights of `source` and the files of its tokenizer, to `folder`, which is
-    empty or not there, in files of at most `limit` bytes (one tensor may have more). Returns the number of tensors.
-    `raw` is as for `export`. Raises CheckpointError, OSError and ModelError.
+    empty or does not exist. Its files have at most `limit` bytes (one tensor may have more). Returns the number of
+    tensors. `raw` is as for `export`. Raises CheckpointError, OSError and ModelError.
     """
     from dslc.runtime.model.transformers_model import save_configuration
 
@@ -230,8 +230,8 @@ def _merged(adapter_weights: Adapted, stored_tensors: Mapping[str, Tensor], fetc
 
 @contextmanager
 def _opened_plain(source: str, raw: bool) -> Iterator[tuple[dict[str, Tensor], Fetch]]:
-    """Yields the tensors of a checkpoint or a safetensors file, of which shapes and dtypes count, and a function that
-    reads one. Raises CheckpointError.
+    """Yields the shapes and dtypes of a checkpoint's or safetensors file's tensors, and a function that reads a tensor.
+    Raises CheckpointError.
     """
     if os.path.isdir(source):
         entries = {

@@ -1,11 +1,12 @@
 """The folders of checkpoints: their names and manifests, tests for damage, and the choice of a checkpoint that fits a
 job.
 
-Model: a checkpoint is a folder `step-00000050` with the files of `torch.distributed.checkpoint` and `manifest.json`,
-which has the step and sample of the training, the size and checksum of every file and of itself, and the properties
-that a job must share to resume from it (`Compatibility`). A checkpoint is written as `step-00000050.part`, and renamed
-once it is complete; a removed one is renamed to `step-00000050.gone` first. So a folder with the plain name is
-complete, and `damage` finds later damage. Where the job asks for the best checkpoint, a link `best` names it.
+Model: a checkpoint is a folder `step-00000050` with the files of `torch.distributed.checkpoint` and `manifest.json`.
+The manifest has the step and sample of the training, and the size and checksum of every file and of itself. It also has
+the properties that a job must share to resume from it (`Compatibility`). A checkpoint is written as
+`step-00000050.part`, and renamed once it is complete; a removed one is renamed to `step-00000050.gone` first. So a
+folder with the plain name is complete, and `damage` finds later damage. Where the job asks for the best checkpoint, a
+link `best` names it.
 
 Contract: nothing here needs torch. Only folders of checkpoints are ever removed: of a link only the link, never its
 target; a folder that holds other files is refused before the first step. Reading a checkpoint returns the numbers that

@@ -158,8 +158,8 @@ class TrainingState:
 
     @torch.no_grad()
     def mine(self) -> State:
-        """Returns the tensors that this rank writes: those of the training, not copies, unless they are a mean over
-        ranks.
+        """Returns the tensors that this rank writes: the training's own tensors, not copies, unless they are a mean
+        over ranks.
         """
         offload.settle(self._parts.optimizer)
         if self._parts.average is not None:

@@ -4,9 +4,9 @@ By length: the samples are shuffled, every `window` batches of them are sorted b
 batches of an epoch are shuffled. Within a batch the first half has every other sample by length, the first quarter
 every fourth. So ranks, which take contiguous shares, have about as much to do. The partial last batch has any samples.
 
-By weights: as torch's `WeightedRandomSampler`. Up to `CATEGORIES` samples the entries are those of `torch.multinomial`,
-in float64, which takes no more. Beyond, with replacement, each entry is the sample at which the sum of the weights
-first exceeds a uniform number. Without replacement, the entries are the samples with the largest weight / e, with e
+By weights: as torch's `WeightedRandomSampler`. Up to `CATEGORIES` samples `torch.multinomial` draws the entries, in
+float64; it takes no more. Beyond, with replacement, each entry is the sample at which the sum of the weights first
+exceeds a uniform number. Without replacement, the entries are the samples with the largest weight / e, with e
 exponential (Efraimidis and Spirakis 2006), as in torch.
 
 Mixtures: an epoch has `counts[n]` samples of source `n`. Each source has its own order, pass after pass, and goes on in

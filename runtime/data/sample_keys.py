@@ -1,7 +1,8 @@
 """The number of each training sample from which a sampler orders them: its weight, its class or its length.
 
 Model: `prepare` finds the numbers of a job once in each process, before the first step: in a `.npy` file, by a function
-of the user's, or from the samples. Each rank finds those of a piece of the samples; one sum over the ranks joins them.
+of the user's, or from the samples. Each rank finds the keys of a piece of the samples; one sum over the ranks joins
+them.
 
 Contract: one float64 for each training sample. A file, or a function of weights, has one for each sample of the source,
 held out or not, in its order; if the source brings a validation set of its own, one for each training sample.

@@ -7,8 +7,8 @@ holds at most two. A global batch takes equally many samples from each lane, lan
 lanes of its share. Sample number `k * batch + j` is entry `j` of global batch `k`.
 
 Contract: the sample of a number is a function of the seed and the stream, whatever the ranks and workers, and wherever
-the training began. A resumed training goes to where a lane's present window began by the state of the shard, or by
-reading that shard again, and reads at most one window that was given before.
+the training began. A resumed training goes to where a lane's present window began, by the state of the shard or by
+reading that shard again. It reads at most one window that was given before.
 
 Limits: lanes whose shards are of unequal length get ahead of each other; each pass has every sample once all the same.
 """

@@ -2,7 +2,7 @@
 
 Rule: a round begins with a copy c_i of each member's weights, which a thread sums over the members. It ends with x_i <-
 x_i + (mean of c - c_i), between two steps of the member. The next round begins at the first such moment at least
-`interval` after this one began, so the mean over the members stays what it was, whatever steps they have done. In the
+`interval` after this one began. So the mean over the members stays the same, whatever steps they have done. In the
 first `warmup` steps gradients are summed exactly. Later steps divide by a rank's own number of targets times the number
 of ranks.
 

@@ -1,7 +1,7 @@
 """Adam whose momentum is exchanged in fewer bits: the optimizer of `qadam(warmup)` and `onebit_adam(freeze)`.
 
-Rule: the first `alone` updates are those of `torch.optim.Adam`, by gradients that are summed over all ranks. Then the
-second moment v is frozen. In each further step a rank takes its own gradient g, with Adam's weight decay, and
+Rule: the first `alone` updates follow `torch.optim.Adam`, by gradients that are summed over all ranks. Then the second
+moment v is frozen. In each further step a rank takes its own gradient g, with Adam's weight decay, and
 
 m = beta1 m + (1 - beta1) g,  m = what all ranks agree on,  x = x - lr (m / (1 - beta1^t)) / (sqrt(v') + eps)
 
@@ -9,8 +9,8 @@ where v' is v / (1 - beta2^t) at the freeze. Where v is 0, because no gradient c
 noise divided by eps alone would ruin it. Without an exchange a rank agrees with itself.
 
 Source: Tang et al. 2021, arXiv:2102.02888, algorithm 1, and Bagua (Gan et al. 2021, arXiv:2107.01499), `QAdam`. They
-leave the correction of the bias open. Here the correction of m goes on with the updates, and v' no longer changes, so
-that the first update after the freeze is as long as the last one before it.
+leave the correction of the bias open. Here the correction of m goes on with the updates, and v' no longer changes. So
+the first update after the freeze is as long as the last one before it.
 
 Model: the optimizer keeps Adam's own state: `step`, `exp_avg` and `exp_avg_sq`. To keep v' while `step` grows,
 `exp_avg_sq` is multiplied by the quotient of this step's correction and the last step's. A checkpoint so fits `adam`,

@@ -1,6 +1,6 @@
 """DiLoCo: ranks step alone, and every few steps what they changed is the gradient of an outer step.
 
-Rule: after a step whose number is a multiple of `period`, with x_i the weights of member i and y the outer weights, y
+Rule: x_i are the weights of member i, and y the outer weights. After a step whose number is a multiple of `period`, y
 takes a step of `torch.optim.SGD(lr, momentum, nesterov=True)` by the mean of (y - x_i), and x_i <- y. At the beginning
 y are the weights, and the momentum is 0. The inner optimizer's state stays each rank's own.
 

@@ -4,7 +4,7 @@ Model: an exchange has members. Each rank is one; or, if it is hierarchical, eac
 each exchanges a piece with the ranks at its place in other nodes. All ranks begin the collectives of their buckets in
 one order, so that no two wait for one another.
 
-Contract: groups of an exchange are its own, so that its collectives never come between those of the training.
+Contract: groups of an exchange are its own, so that its collectives never come between collectives of the training.
 """
 
 from __future__ import annotations

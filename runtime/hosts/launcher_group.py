@@ -201,8 +201,8 @@ class LauncherGroup:
         return answers
 
     def go_on(self, starts: int) -> None:
-        """Takes the training to be one that was cut off after `starts` starts of its ranks, if any, none of which
-        counts as a restart; on the coordinator, which tells the other launchers (`shared`).
+        """Continues a training that was cut off after `starts` starts of its ranks, which do not count as restarts; on
+        the coordinator, which tells the other launchers (`shared`).
         """
         if starts:
             self.start, self.changes = starts + 1, starts

@@ -59,7 +59,7 @@ class RendezvousResult:
 
 @dataclass(frozen=True, kw_only=True)
 class PreviousStart:
-    """What a launcher reports about the previous start that it took part in."""
+    """A launcher's report on the previous start that it took part in."""
 
     node: int
     start: int
@@ -290,8 +290,8 @@ def _fault(rendezvous: Rendezvous, join_requests: Sequence[Message], hosts: Sequ
 
 
 def names_of(hosts: Sequence[str], *, ranks: bool) -> list[str]:
-    """Returns names by which a message can tell launchers apart, several of which may be on one host, or start one rank
-    each (`ranks`).
+    """Returns names by which a message can tell launchers apart. Several launchers may be on one host, or start one
+    rank each (`ranks`).
     """
     if ranks:
         return [f"rank {n} ({name})" if len(set(hosts)) > 1 else f"rank {n}" for n, name in enumerate(hosts)]

@@ -402,7 +402,7 @@ def try_logger(function: PythonFunction) -> None:
 
 
 def _hook_type(function: PythonFunction) -> object:
-    """Returns the class or object that a job names; None for a function, which would have to be called."""
+    """Returns the class or object that a job names; None for a function, whose type only a call shows."""
     hook_type: object = load_function(replace(function, arguments={}))
     if callable(hook_type):
         try:

@@ -25,8 +25,8 @@ from dslc.runtime.step.assemble import TrainingComponents
 
 
 class StepReduction:
-    """What all ranks know of a step: whether they leave after it (`stopped`), if it is logged its mean loss, the
-    guards' sum and the `phases` of each rank, and whether a checkpoint is due by rank 0's clock (`late`).
+    """The values of a step that all ranks share. `stopped`: they leave after it. `late`: a checkpoint is due by rank
+    0's clock. A logged step also has its mean loss, the guards' sum and the `phases` of each rank.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """The tasks of the ranks besides training: evaluate a checkpoint, or write its model's predictions.
 
-Model: the parts are those of a training, with the weights of a checkpoint (`mode.use`) instead of initial values. For a
+Model: the parts are a training's, with the weights of a checkpoint (`mode.use`) instead of initial values. For a
 prediction the samples are put into the order of the source and split over the ranks, one contiguous piece each. A rank
 writes its outputs batch by batch into a file of its own; the launcher joins these (predictions.py).
 

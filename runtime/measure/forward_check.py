@@ -1,9 +1,9 @@
 """Compares the forward passes of the ranks of a data axis over the same samples.
 
-Model: with the same samples and random numbers, all ranks run the same modules and compute the same numbers, unless
-the network depends on the rank, the name of a host or an environment variable. So each rank runs it on a few samples of
-the first rank, without gradients. The ranks compare the modules that they call, and sums over their outputs. Where they
-differ, more passes tell a rank from a number that nothing seeds: it differs from pass to pass.
+Model: with the same samples and random numbers, all ranks run the same modules and compute the same numbers. A network
+that depends on the rank, the name of a host or an environment variable breaks this. So each rank runs it on a few
+samples of the first rank, without gradients. The ranks compare the modules that they call, and sums over their outputs.
+Where they differ, more passes tell a rank from a number that nothing seeds: it differs from pass to pass.
 
 Contract: a difference is a RankOrderError on all ranks of the axis. It names the parameter or module, the ranks and the
 lines of the user's code. Parameters, buffers, generators and plain attributes are as they were before.

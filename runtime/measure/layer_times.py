@@ -79,7 +79,7 @@ class _PassMarks:
         self.backward.append((name, self._clock.mark()))
 
     def times(self, begin: Mark, output: Mark, loss: Mark, end: Mark) -> dict[str, tuple[float, float]]:
-        """Returns seconds forward and backward by layer, and those of the loss under ""."""
+        """Returns seconds forward and backward by layer, with the loss under ""."""
         forward: dict[str, float] = defaultdict(float)
         for (_, before), (name, now) in pairwise([("", begin), *self.forward]):
             forward[name] += self._clock.seconds_between(before, now)
@@ -205,7 +205,7 @@ def _measured_training(job: JobProgram, step: float) -> JobProgram:
 
 
 def _resized(pair: tuple[Structure, Structure], samples: int) -> tuple[Structure, Structure]:
-    """Returns a batch of `samples`, which repeats those of a smaller one."""
+    """Returns a batch of `samples`, which repeats the samples of a smaller batch."""
 
     def resize(tensor: Tensor) -> Tensor:
         return tensor[torch.arange(samples, device=tensor.device) % len(tensor)]
@@ -350,7 +350,7 @@ def _subgroups(ranks: int) -> dist.ProcessGroup | None:
 
 
 def _group_of(job: JobProgram, axis: str) -> dist.ProcessGroup | None:
-    """Returns a group of ranks: of an axis, of `all` axes, or of so many consecutive ranks."""
+    """Returns a group of ranks: of an axis, of `all` axes, or of a number of consecutive ranks."""
     if axis.isdigit():
         return _subgroups(int(axis))
     return mesh_of(job).group(*job.axes) if axis == "all" else mesh_of(job).group(axis)

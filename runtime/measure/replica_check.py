@@ -308,7 +308,7 @@ def _belongs_to_axis(tensor: Any, axis: str) -> bool:
 def _groups_of_copies(
     tensor: Any, all_ranks: dist.ProcessGroup | None, except_axis: str = ""
 ) -> list[dist.ProcessGroup]:
-    """Returns the groups of ranks with the same part of a tensor; `all_ranks` is that of an unsharded one."""
+    """Returns the groups of ranks with the same part of a tensor; `all_ranks` have an unsharded one."""
     if not hasattr(tensor, "placements"):
         return [all_ranks] if all_ranks is not None else []
     mesh = tensor.device_mesh

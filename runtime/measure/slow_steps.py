@@ -3,7 +3,7 @@
 Model: a run is slow if its step takes `SLOW` times the predicted one or more, by the median of each phase over logged
 steps. The phase at fault is the one with the largest excess. A rank is slow if its own work takes longer than the
 median of the other ranks by `BEHIND` of a step, in most of the logged steps. Its own work is a step without waits for
-other ranks. The first steps of a process do not count. Where a rank is slow, its phases stand for those of the run.
+other ranks. The first steps of a process do not count. Where a rank is slow, its phases stand for the run's.
 
 Contract: each is reported once in a run, in one line, with figures and a remedy.
 """

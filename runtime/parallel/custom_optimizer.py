@@ -205,7 +205,7 @@ class EvaluationWeights(WeightsInPlace):
 
     `eval()` comes before an evaluation, and before weights are saved; `train()` comes after. The parameters then get
     back the very numbers that they had, so a training does not depend on how often it is evaluated. A checkpoint has
-    the weights that train, and those of `eval()` as averages (technique/ema.py).
+    the weights that train, and the weights of `eval()` as averages (technique/ema.py).
     """
 
     def __init__(self, optimizer: OwnOptimizer, model: nn.Module) -> None:

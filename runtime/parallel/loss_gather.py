@@ -1,6 +1,6 @@
 """The data ranks over whose samples a loss is, and the exchange of their outputs.
 
-Model: a group is all ranks of the data axis, or those of a node. Each sends as many rows as the largest share has.
+Model: a group is all ranks of the data axis, or its ranks on a node. Each sends as many rows as the largest share has.
 Forward, an all-gather brings the rows of all; backward, a reduce-scatter sums the gradients of each rank's rows. A
 structure of tensors is sent as the bytes of its rows, by one all-gather, and has no way back.
 

@@ -207,7 +207,7 @@ def _hold(part: CapturedPart, blank: Blank, spots: dict[str, list[Spot]], layer_
 
 
 def _hold_spares(part: CapturedPart, spots: Mapping[str, list[Spot]], staged_modules: set[int]) -> None:
-    """Gives unused parameters a place in this stage: engines know those of stages (`staged_modules`) alone."""
+    """Gives unused parameters a place in this stage: engines know parameters of stages (`staged_modules`) alone."""
     for parameter_spots in spots.values():
         parameter_spots.sort(key=lambda spot: id(spot[0]) not in staged_modules)
         owner, attribute = parameter_spots[0]
@@ -239,7 +239,7 @@ def _holders(step: PipelineStep, model: nn.Module, spots: Sequence[Spot]) -> tup
 
 
 def _prune(module: nn.Module, kept_paths: Sequence[str], empty_paths: Sequence[str], prefix: str = "") -> None:
-    """Removes the modules outside `kept_paths` and on no way there; those of `empty_paths` stay as empty modules."""
+    """Removes the modules outside `kept_paths` and on no way there; modules in `empty_paths` stay, empty."""
     for name, child in list(module.named_children()):
         full = prefix + name
         if full in kept_paths:

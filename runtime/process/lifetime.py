@@ -113,8 +113,8 @@ class OrphanReaper:
         self._before = set(_children(os.getpid()))
 
     def end(self, patience: float) -> list[str]:
-        """Ends all of them and returns the commands of those that were alive, but for processes of torch's compiler,
-        which serve later compilations. They have `patience` seconds to end after SIGTERM; 0 means SIGKILL at once.
+        """Ends all processes and returns the commands of the live ones, without processes of torch's compiler, which
+        serve later compilations. They have `patience` seconds to end after SIGTERM; 0 means SIGKILL at once.
         """
         found: list[str] = []
         until = time.monotonic() + patience

@@ -40,8 +40,8 @@ class RunStatus:
     """The state of a run, one of `STATES`, as its launcher has written it last: `step` of `steps` are done. `message`
     says why it failed or ended early, `raised` whether by an exception, `lasting` whether another start would meet that
     again; `asked` what has stopped it: a signal's name, or `dslc stop`. The launcher is `process` on `host`, in `place`
-    (the namespace of its number), and began at the tick `began`; it writes again within `within` seconds. `metrics` are
-    those of the last record. `step_time` is what a step took, and `expected` what the plan predicts, in seconds; 0 if
+    (the namespace of its number), and began at the tick `began`; it writes again within `within` seconds. `metrics`
+    come from the last record. `step_time` is what a step took, and `expected` what the plan predicts, in seconds; 0 if
     unknown.
     """
 

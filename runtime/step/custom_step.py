@@ -1,6 +1,6 @@
 """A step of the user's own, `train.step`: for trainings without a single loss and optimizer.
 
-Model: the function is called once a step, with this rank's batch and a `StepContext`, whose `update` runs a backward
+Model: the function is called once a step, with this rank's batch and a `StepContext`. Its `update` runs a backward
 pass, sums the gradients over the ranks, divides them by the count of all losses, clips, and runs the optimizer. What
 the function returns is logged as the loss of the step.
 

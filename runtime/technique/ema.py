@@ -7,9 +7,9 @@ sharded as they are, and needs no exchange.
 Contract: the average of each parameter that trains, in the parameter's dtype and on its device; all else (buffers,
 frozen parameters) is the model's. `in_place` exchanges the numbers of both, in place, one tensor at a time.
 
-Source: https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema; the warm-up is that of
-TensorFlow's ExponentialMovingAverage with `num_updates`; the warm-up with `power` is
-https://github.com/lucidrains/ema-pytorch, `EMA.get_current_decay`, whose `step` is one less.
+Source: https://docs.pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema; the warm-up follows TensorFlow's
+ExponentialMovingAverage with `num_updates`; the warm-up with `power` is https://github.com/lucidrains/ema-pytorch,
+`EMA.get_current_decay`, whose `step` is one less.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ convolutions and attention (Korthikanti et al. 2022, arXiv:2205.05198): the acco
 (`compiler/model/tape.py`).
 
 Contract: names, parameters and hooks stay as they are; hooks (gathering parameters, casting inputs) run outside and are
-not repeated. Gradients equal those of the plain module to the bit, with one exception: if a weight is used several
-times under autocast, its 16-bit copy is made for each use, and its gradients are added up in float32. Buffers are
-written once: the second pass works on copies. A module that draws random numbers draws the same ones again, of torch's,
-Python's and numpy's generators. Without gradients the module runs as it is.
+not repeated. Gradients equal the plain module's to the bit, with one exception: if a weight is used several times under
+autocast, its 16-bit copy is made for each use, and its gradients are added up in float32. Buffers are written once: the
+second pass works on copies. A module that draws random numbers draws the same ones again, of torch's, Python's and
+numpy's generators. Without gradients the module runs as it is.
 
 Limits: the module's parameters, and all that its forward reads from outside, must not change before the backward pass.
 If the output of a forward pass depends on a buffer that the pass writes, the buffer has its new value in the second

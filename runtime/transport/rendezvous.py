@@ -1,7 +1,7 @@
 """Lets the ranks find each other: on one node through a store that no other user of the machine can reach.
 
-Model: a rank writes its addresses to a store and reads those of its peers. Torch's own rendezvous serves the store at a
-TCP port on every interface, without a password, and unpickles its contents. Here it is a file without a name, in
+Model: a rank writes its addresses to a store and reads its peers' addresses. Torch's own rendezvous serves the store at
+a TCP port on every interface, without a password, and unpickles its contents. Here it is a file without a name, in
 memory, that the launcher makes before it forks and that the ranks inherit (on Linux; elsewhere a file in a folder that
 only this user can enter). On several nodes rank 0 serves torch's store; its launcher has opened the socket on the
 interface to the other nodes alone (hosts/launcher_group.py).

@@ -1,9 +1,9 @@
 """Unpickles plain values, tensors, and the records of torch's distributed checkpoints, and runs nothing else.
 
 Model: a pickle may name any function of any module and have it called. Torch makes a rank read the `.metadata` of a
-checkpoint, which anyone who can write to its folder may have forged, and the objects that ranks send one another
-(`all_gather_object` and its like). `PlainUnpickler` resolves only the names listed here: plain values, exceptions of
-Python's own, numbers' types, tensors, and the dataclasses of `torch.distributed.checkpoint`
+checkpoint, which anyone who can write to its folder may have forged. It also makes a rank read the objects that ranks
+send one another (`all_gather_object` and its like). `PlainUnpickler` resolves only the names listed here: plain values,
+exceptions of Python's own, numbers' types, tensors, and the dataclasses of `torch.distributed.checkpoint`
 (https://docs.python.org/3/library/pickle.html#restricting-globals).
 
 Contract: `loads` and `load` raise pickle.UnpicklingError for a pickle that names anything else. `guard()`, called in

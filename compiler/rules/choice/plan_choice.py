@@ -17,10 +17,10 @@ Values = Mapping[str, object]  # of searched fields, by path
 
 @record
 class PricedPlan(Record):
-    """A job with values of the searched fields, and its figures; `code` is that of the first error that refuses it.
+    """A job with values of the searched fields, and its figures; `code` is the code of the first error that refuses it.
 
     `broken_promises` are messages on `expect`, `warnings` the codes of its warnings. `limit` is the memory that it may
-    use, of which `margin` should stay free. `is_timed`: its time was asked for; a search that is bounded asks for the
+    use; `margin` of it should stay free. `is_timed`: its time was asked for; a search that is bounded asks for the
     times of plans that fit.
     """
 
@@ -161,7 +161,7 @@ class PlanChoice(Record):
 
 
 def time_key(plan: PricedPlan) -> tuple[object, ...]:
-    """Returns the order of plans by time alone, those of unknown time last."""
+    """Returns the order of plans by time alone, with unknown times last."""
     return (plan.step_time is None, plan.step_time or 0.0, plan.effort(), plan.peak, len(plan.settings), plan.text())
 
 
