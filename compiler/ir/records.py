@@ -220,9 +220,9 @@ class Estimate(Record):
     `arithmetic`, at `efficiency` of the peak unless it was measured; `transfers` within layers; `waiting` for other
     stages; `exposed`, the traffic of gradients and parameters that nothing hides; the `update`, the making of
     `samples`, and the `rest`; `launches`, where the host takes longer to start kernels than these. `bubble` is the
-    share of the passes' time in which a pipeline's ranks wait. Of what it is made: the times of each stage, of a
-    `message` between two, and by pipeline coordinate the end of the step. `fit` is the kind of GPU whose published runs
-    the times follow.
+    share of the passes' time in which a pipeline's ranks wait. Its parts are the times of each stage, of a `message`
+    between two, and by pipeline coordinate the end of the step. `fit` is the kind of GPU whose published runs the times
+    follow.
     """
 
     step_time: float | None

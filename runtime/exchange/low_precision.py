@@ -1,10 +1,11 @@
 """Low-precision decentralized averages: neighbours in a ring send each other differences of weights in 8 bits.
 
 Rule: a member knows of itself and of both neighbours the weights x, l and r that all of them knew after the last
-exchange. x' are the weights after the update. After a step whose number is a multiple of `interval`, a rank sends d =
-x' + l / 3 + r / 3 - 5 x / 3 to both neighbours as MinMaxUInt8 (quantization.py). Each of x, l and r advances by the
-restored difference of its member, and the weights become x: (x + l + r) / 3 + (x' - x), except for the rounding of
-codes. Replicas follow what was restored, so that rounding never sets them apart from the weights that they stand for.
+exchange. x' are the weights after the update. After a step whose number is a multiple of `interval`, a rank sends both
+neighbours the difference d = x' + l / 3 + r / 3 - 5 x / 3. It is coded as MinMaxUInt8 (quantization.py). Each of x, l
+and r advances by the restored difference of its member, and the weights become x: (x + l + r) / 3 + (x' - x), except
+for the rounding of codes. Replicas follow what was restored, so that rounding never sets them apart from the weights
+that they stand for.
 
 Source: Bagua (Gan et al. 2021, arXiv:2107.01499), `LowPrecisionDecentralizedAlgorithm`, after Tang et al. 2018,
 arXiv:1803.06443.

@@ -10,8 +10,8 @@ What a phase holds depends on the engine:
     ddp, zero1   `exposed` lasts from the last gradient of this rank until all buckets are exchanged. Under zero1 the
                  broadcast of updated parameters is part of `update`.
     fsdp,        Exchanges are part of `passes`: the engine waits within them, and no mark can tell the waits from the
-    pipeline,    work without synchronising. So are those of a compiled network, and of one whose steps find out which
-    tensor       parameters they use. What layers exchange on the context axis always is.
+    pipeline,    work without synchronising. The same holds for a compiled network, and for one whose steps find out
+    tensor       which parameters they use. What layers exchange on the context axis always is.
     local        Exchanges of momenta or weights are part of `update`.
 
 Of a `train.step` of the user's, and of an optimizer with a closure, `passes` holds the updates too.

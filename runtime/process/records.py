@@ -7,9 +7,9 @@ Contract: a resumed training keeps the lines up to the step of its checkpoint, w
 and writes them again. A line that cannot be read (a disk that failed, an editor) is left out and reported with its
 number. A line that cannot be written (a full disk) is written with one of the next, or lost; this is reported once.
 Readers see whole lines. The keys of a line are `step` (from 1), `split` (`train`, `validation` or `test`), `loss` and
-other metrics, `lr` (training), `samples` (seen so far), `seconds` (since the first step began), and with `on_nonfinite
-= skip` `skipped`: the number of steps skipped since the training began or was resumed. A number that is not finite is
-`null`.
+other metrics, `lr` (training), `samples` (seen so far), and `seconds` (since the first step began). With `on_nonfinite
+= skip` a line also has `skipped`: the number of steps skipped since the training began or was resumed. A number that is
+not finite is `null`.
 
 A line of the training also has `seconds.data`, `.passes`, `.exposed`, `.update` and `.host`: where the time of a step
 went on rank 0, in the mean since the line before (measure/phases.py). Evaluations and checkpoints count for none.
