@@ -1,3 +1,1 @@
-"""The language server of `dslc lsp`: it adds to dsl/editor the analysis of a text, in a process that can be
-cancelled.
-"""
+"""The language server of `dslc lsp`: analyses texts for dsl/editor, in a process that can be cancelled."""
