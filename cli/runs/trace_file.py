@@ -288,7 +288,8 @@ def _end_of(event: Event, work_events: list[Event]) -> int:
         # gloo reduces and scatters by an all-reduce.
         if work["ts"] >= event["ts"] and (kind.startswith(name) or (name, kind[:13]) == ("allreduce", "reducescatter")):
             work_events.pop(number)
-            return max(own_end, work["ts"] + work["dur"])
+            work_end: int = work["ts"] + work["dur"]
+            return max(own_end, work_end)
     return own_end
 
 

@@ -73,7 +73,7 @@ def write_execution_traces(plan: PlanGraph, view: PlanView, folder: str) -> list
     names = [f"{view.job}.{rank}.et" for rank in range(view.world_size)]
     schema = _schema()
     for rank, (name, nodes) in enumerate(zip(names, node_lists, strict=True)):
-        facts = {"job": view.job, "plan": view.hash, "rank": rank, "times": traces.source}
+        facts: dict[str, int | str] = {"job": view.job, "plan": view.hash, "rank": rank, "times": traces.source}
         with open(os.path.join(folder, name), "wb") as file:
             serialize_length_prefixed(schema["GlobalMetadata"](version=_VERSION, attr=_attributes(facts)), file)
             for node in nodes:
@@ -152,9 +152,15 @@ class ExecutionTraces:
                 base = rank - rank // action.stride % action.ranks * action.stride
                 ranks = tuple(base + n * action.stride for n in range(action.ranks))
                 group = self.groups.setdefault(ranks, str(len(self.groups)))
-                facts = {"comm_type": _COLLECTIVES[action.operation], "comm_size": action.bytes, "pg_name": group}
-                about = {"count": action.count, "axis": action.axis, "carries": str(action.carries)}
-                yield TraceNode(id=0, name=name, type=NodeType.COLLECTIVE, attributes=facts | about)
+                facts: dict[str, int | str] = {
+                    "comm_type": _COLLECTIVES[action.operation],
+                    "comm_size": action.bytes,
+                    "pg_name": group,
+                    "count": action.count,
+                    "axis": action.axis,
+                    "carries": str(action.carries),
+                }
+                yield TraceNode(id=0, name=name, type=NodeType.COLLECTIVE, attributes=facts)
             case Update():
                 yield self._computation(name, place, "update")
             case MicrobatchAction():

@@ -100,6 +100,21 @@ def test_messages_have_two_ends_and_collectives_all_members(job: str, settings: 
         assert len({str(line) for line in collectives[name].values()}) == 1, "in one order on all of them"
 
 
+def test_a_pass_waits_for_the_pass_before_it_and_the_collectives_in_between() -> None:
+    plan = compiled(EXAMPLES / "gpt_cpu.plt")
+    waits = {node.name: node.waits for node in ExecutionTraces(plan.graph, plan.plan).nodes_of(1)}
+    gathered, gathered_again, summed, norm = (f"exchange 0.{n}" for n in range(4))
+    assert waits == {
+        gathered: (),
+        "0F0": (0,),
+        gathered_again: (1,),
+        "0B0": (1, 2),
+        summed: (3,),
+        norm: (3, 4),
+        "update 0": (3, 4, 5),
+    }
+
+
 def _ancestors(line: list[TraceNode]) -> set[int]:
     """Returns the nodes that the last one waits for, directly or not, and itself."""
     reached, pending = set[int](), [len(line) - 1]
