@@ -39,6 +39,8 @@ from dslc.dsl.words import plural, shorten_list
 
 NAME = "trace.json.gz"
 MARKS = ("dslc: ", "PP:")  # of the ranges of runtime/measure/step_trace.py, and of torch's schedule runtime
+# Messages are not among them: over a pipeline the plan's lane has them.
+COLLECTIVES = frozenset(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"))
 BETWEEN = "values to log"  # a range of what the plan does not have
 _TRACKS = 1000  # numbers of threads for each rank
 
@@ -199,7 +201,7 @@ class RankTrace:
                 if _within(event, step) and not any(_within(event, part) for part in gaps):
                     by_operation.setdefault(operation_of(event["name"].partition("::")[2]), []).append(event)
             for operation, events in by_operation.items():
-                if operation in ("send", "receive"):  # over a pipeline the plan's lane has them
+                if operation not in COLLECTIVES:
                     continue
                 actions = self._actions_named(operation, events, int(step.name.removeprefix("step ")))
                 for event, (name, about) in zip(events, actions, strict=True):
@@ -266,13 +268,13 @@ def _within(event: Event, part: _Slice) -> bool:
 
 
 def _is_collective(event: Event) -> bool:
-    name = event["name"]
-    return event["ph"] == "X" and name.startswith(("c10d::", "_c10d_functional::")) and "wait" not in name
+    """True for the call of a collective; those of `_c10d_functional` call it in turn."""
+    return event["ph"] == "X" and event["name"].startswith("c10d::")
 
 
 def _elements(event: Event) -> int:
     """Returns the numbers in a collective's input; 0 if the recording does not have its shape."""
-    place = 1 if event["name"].rstrip("_").endswith("_base") else 0  # the output is before it
+    place = 0 if event["name"].startswith(("c10d::allreduce", "c10d::broadcast")) else 1  # else the output is before it
     shapes, kinds = event["args"].get("Input Dims", []), event["args"].get("Input type", [])
     if len(shapes) <= place or len(kinds) <= place:
         return 0

@@ -22,7 +22,8 @@ from dslc.runs.trace_file import NAME, ClockReadings, clock_offsets, write_trace
 from dslc.runtime.measure.step_trace import STEPS, first_traced_step
 
 BASE = 1_790_857_026_000_000_000
-CATALOGUE = '[cpu]\nfp32 = "0.2TFLOPS"\nlink = "2GBps"\nefficiency = 0.5\n'
+GPT = ("train.lr_schedule.warmup=2 steps", "checkpoint.every=none")
+CATALOGUE = '[cpu]\nfp32 = "0.2TFLOPS"\nbf16 = "0.2TFLOPS"\nlink = "2GBps"\nefficiency = 0.5\n'
 
 
 def lanes(folder: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
@@ -177,9 +178,25 @@ def test_trace_is_no_value_that_takes_the_job(capsys: pytest.CaptureFixture[str]
         ),
         (
             "pipeline",
-            ("train.lr_schedule.warmup=2 steps", "checkpoint.every=none", "parallelism.data=1", "devices.cpus=2"),
+            ("parallelism.data=1", "devices.cpus=2", *GPT),
             ["0F0", "0F1", "0B0", "0F2", "0B1", "0F3", "0B2", "0B3", "update 0"],
             {"exchange 0.0: all_reduce of norm of the gradient"},
+        ),
+        (
+            "gpt_cpu",
+            ("parallelism.tensor=2", "parallelism.data=1", "parallelism.zero=0", "memory.recompute=none", *GPT),
+            ["0F0", "0B0", "update 0"],
+            {
+                "exchange 0.0: all_reduce of activations",
+                "exchange 0.1: all_gather of activations",
+                "exchange 0.2: reduce_scatter of activations",
+                "exchange 0.3: all_reduce of parts of the loss",
+                "exchange 0.4: all_gather of gradients of activations",
+                "exchange 0.5: reduce_scatter of gradients of activations",
+                "exchange 0.6: all_gather of gradients of activations",
+                "exchange 0.7: all_reduce of gradients beside pieces",
+                "exchange 0.8: all_reduce of norm of the gradient",
+            },
         ),
     ],
 )
