@@ -222,6 +222,13 @@ def bench_faults(pairs: int) -> None:
     faults.compare(pairs)
 
 
+def bench_stalls(pairs: int) -> None:
+    """Runs as many scripted stalls and ends, and measures what positions cost a step."""
+    from benchmarks import stalls
+
+    stalls.compare(pairs)
+
+
 def bench_keystrokes(pairs: int) -> None:
     """Times the diagnostics of a language server after each keystroke."""
     from benchmarks import keystrokes  # here: it takes helpers of the tests
@@ -468,6 +475,7 @@ BENCHMARKS: dict[str, Callable[[int], None]] = {
 ON_A_GPU: dict[str, Callable[[int], None]] = {"gpt2": bench_gpt2, "memory": bench_memory}
 AS_ROOT: dict[str, Callable[[int], None]] = {
     "faults": bench_faults,
+    "stalls": bench_stalls,
     "exchanges": bench_exchanges,
     "times": bench_times,
 }

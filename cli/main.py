@@ -305,6 +305,11 @@ def _status(made: argparse.ArgumentParser) -> None:
     how.add_argument("--json", action="store_true", help="print a list of objects, for machines")
 
 
+def _why(made: argparse.ArgumentParser) -> None:
+    made.add_argument("run", metavar="RUN", help="a run directory, also of another machine")
+    made.add_argument("--json", action="store_true", help="print an object with all positions, for machines")
+
+
 def _stop(made: argparse.ArgumentParser) -> None:
     made.add_argument("run", metavar="RUN", help="a run directory, or a folder of some, all of which end")
     made.add_argument("--no-wait", action="store_true", help="ask the run to end, and do not wait for it")
@@ -437,6 +442,11 @@ _COMMANDS = {
         _submit,
     ),
     "status": ("show where a run stands, or each run of a folder", "dslc status runs/digits --follow", _status),
+    "why": (
+        "show why a run stalls or has ended: the rank that is behind, its module and line, and the ranks that wait",
+        "dslc why runs/digits/2026-11-23_20-15-00",
+        _why,
+    ),
     "stop": (
         "end a run after its step, with a checkpoint, from any machine that sees its folder",
         "dslc stop runs/digits/2026-11-23_20-15-00",

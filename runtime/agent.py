@@ -29,8 +29,9 @@ from dslc.compiler.trace.private_torch import leave_rendezvous, worker_processes
 from dslc.runtime.hosts.coordination import HostGroup, LauncherState
 from dslc.runtime.process import failure
 from dslc.runtime.process.failure import Failure, ProcessExits
-from dslc.runtime.process.lifetime import StallDetector, SuspensionTracker, ending, is_suspended
+from dslc.runtime.process.lifetime import SuspensionTracker, ending, is_suspended
 from dslc.runtime.process.progress import Watch
+from dslc.runtime.stall_watch import StallWatch
 from dslc.runtime.transport.barriers import StartupChannels
 from dslc.runtime.transport.rendezvous import OneNode
 
@@ -73,8 +74,7 @@ class Agent(LocalElasticAgent):
         self._timeout, self._run_dir = program.timeout, run_dir  # a rank may be stopped for so many seconds
         self._pauses = SuspensionTracker(gap=2 * watch.interval)
         self._trains = program.is_training
-        # Ranks that wait for another one find out by their collective, which tells more.
-        self._still = StallDetector((1.0 if program.world_size == 1 else 1.5) * program.timeout, gap=2 * watch.interval)
+        self.stalls = StallWatch(program, run_dir, meeting, self._statuses, gap=2 * watch.interval)
         self._handles: list[int] = []
         self.ends = ProcessExits()
         self.together: HostGroup | None = None  # with the launchers of other hosts
@@ -87,10 +87,17 @@ class Agent(LocalElasticAgent):
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        try:
+            return self._poll()
+        except AtOnce:
+            self._say_positions()  # before torch's agent ends the ranks
+            raise
+
+    def _poll(self) -> RunResult:
         self._wait([*self._handles, self._meeting.news], self._watch.interval)
         self._watch.look()
-        if self._trains and self._still.look(self._done_so_far()):
-            self._watch.say_of_still(self._still.seconds, failure.places(self._run_dir, self._board))
+        if self._trains and (cause := self.stalls.look()):
+            self._watch.say(cause)
         if self.together is not None:
             return self._monitor_with_others(self.together)
         if self._board.all_done:
@@ -127,7 +134,7 @@ class Agent(LocalElasticAgent):
             return failure.cause(*known, self.ends, self._timeout)
         found = failure.node_failure(*known, self.ends, self._timeout)
         if found is None and together.asked_of == "timeout":
-            return failure.timeout_failure(*known, self._timeout)
+            return failure.timeout_failure(self._board, self.ends)
         return found
 
     def _wait(self, handles: list[int], seconds: float) -> None:
@@ -154,10 +161,6 @@ class Agent(LocalElasticAgent):
         paused = self._pauses.look(process.pid for process in self._processes())
         return any(seconds >= self._timeout for seconds in paused.values()) or not self._watch.has_folder()
 
-    def _done_so_far(self) -> tuple[int, ...]:
-        """Returns what changes as long as the ranks get on."""
-        return tuple(self._board.step(rank) for rank in self._ranks()) + (self._board.all_done,)
-
     def _settle(self) -> None:
         """Records the state of the ranks. After a lost connection it waits a moment for the cause to show: the system
         closes the connections of a process before it reports its exit status.
@@ -176,7 +179,15 @@ class Agent(LocalElasticAgent):
         stopped = tuple(
             rank for rank, process in zip(self._ranks(), processes, strict=True) if is_suspended(process.pid)
         )
-        self.ends = ProcessExits(statuses=self._statuses(), stopped=stopped, folder=self._watch.has_folder())
+        statuses, folder = self._statuses(), self._watch.has_folder()
+        self.stalls.update_details()
+        positions = tuple(self.stalls.explain(live=False)) if folder else ()
+        self.ends = ProcessExits(statuses=statuses, stopped=stopped, folder=folder, positions=positions)
+
+    def _say_positions(self) -> None:
+        """Shows where the ranks are, or which of them the others wait for, before they are ended at once."""
+        self.stalls.update_details()
+        self._watch.say("; ".join(self.stalls.explain()))
 
     def _knows_why(self) -> bool:
         told = {rank: failure.reported_failure(self._board, rank) for rank in self._ranks()}

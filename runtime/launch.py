@@ -60,6 +60,7 @@ from dslc.runtime.pipeline import pipeline
 from dslc.runtime.process import failure
 from dslc.runtime.process.failure import Failure, Outcome
 from dslc.runtime.process.lifetime import OrphanReaper, end_with
+from dslc.runtime.process.positions import forget_positions
 from dslc.runtime.process.program_file import read_program, write_program
 from dslc.runtime.process.progress import Watch
 from dslc.runtime.process.records import Record, RecordFollower
@@ -107,6 +108,8 @@ def launch(
     os.makedirs(os.path.join(run_dir, "logs"), exist_ok=True)
     if group is None or group.is_coordinator:
         failure.forget(run_dir, goes_on=program.checkpoint.resume != "none" or (group is not None and group.start > 1))
+    if group is None or (group.is_coordinator and group.start == 1):
+        forget_positions(run_dir)
     ranks = group.ranks if group is not None else range(len(places))
     board = RunControl(len(ranks), ranks.start, alone=group is None)
     watch = Watch(program, run_dir, board, screen or sys.stdout, goes_on=group is not None and group.start > 1)

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from torch import Tensor
+
 from dslc.compiler.ir.number_text import time_text
 from dslc.compiler.ir.program import JobProgram, RankPlace, TrainMode
 from dslc.runtime.checkpoint import weights
@@ -34,17 +36,19 @@ from dslc.runtime.measure import collectives
 from dslc.runtime.measure.observe import Observer
 from dslc.runtime.measure.order_check import OrderCheck
 from dslc.runtime.measure.phases import phase_clock
+from dslc.runtime.measure.position_details import PositionReporter
 from dslc.runtime.measure.replica_check import ReplicaCheck
 from dslc.runtime.measure.report import Measure
 from dslc.runtime.measure.slow_steps import phase_numbers, slow_step_watch
 from dslc.runtime.measure.step_trace import StepTrace
 from dslc.runtime.parallel.tensor_parallel import noise_rank
 from dslc.runtime.process import random_numbers
+from dslc.runtime.process.positions import Phase, position_number
 from dslc.runtime.process.records import Records, note
 from dslc.runtime.process.stop import RunControl
 from dslc.runtime.step import closure_step, custom_step, pipeline_step
 from dslc.runtime.step.assemble import TrainingComponents
-from dslc.runtime.step.stepper import UNSEEN, StepCallbacks, StepResult, per_sample, stepper
+from dslc.runtime.step.stepper import UNSEEN, Between, StepCallbacks, StepResult, per_sample, stepper
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +63,13 @@ class TrainingResult:
 
 
 def train(
-    job: JobProgram, place: RankPlace, parts: TrainingComponents, splits: Splits, board: RunControl, run_dir: str
+    job: JobProgram,
+    place: RankPlace,
+    parts: TrainingComponents,
+    splits: Splits,
+    board: RunControl,
+    run_dir: str,
+    positions: PositionReporter,
 ) -> TrainingResult:
     """Trains for `job.steps` steps, evaluates, and leaves metrics.jsonl and the weights in `run_dir` (rank 0).
 
@@ -69,7 +79,7 @@ def train(
     hooks = Hooks(job, place, parts, run_dir) if job.hooks else None
     loggers = Loggers(job.loggers, board.note) if job.loggers and place.rank == 0 else None
     try:
-        end = _TrainingRun(job, place, parts, splits, board, run_dir, hooks, loggers).run()
+        end = _TrainingRun(job, place, parts, splits, board, run_dir, positions, hooks, loggers).run()
         if hooks is not None:
             hooks.end()
     except BaseException as error:
@@ -96,16 +106,19 @@ class _TrainingRun:
         splits: Splits,
         board: RunControl,
         run_dir: str,
+        positions: PositionReporter,
         hooks: Hooks | None,
         loggers: Loggers | None,
     ) -> None:
         self._job, self._place, self._parts, self._splits = job, place, parts, splits
         self._board, self._run_dir, self._hooks = board, run_dir, hooks
+        self._enter, self._losses = positions.enter, 0
         self._factor = schedule(job.learning_rate)
         again = board.attempt > 1
         self._checkpoints = Checkpoints(
             job, place, parts, run_dir, hooks, is_restart=again, notify=board.note, rate=self._rate_after
         )
+        positions.enter_phase(Phase.RESUME)
         start = self._checkpoints.resume()
         if parts.exchange is not None:
             parts.exchange.step = start.step
@@ -143,17 +156,20 @@ class _TrainingRun:
             self._began = time.monotonic()
         last = first if self._goals.reason or self._timed else job.steps  # it had ended early when it was saved
         made = batches(job.data, self._splits, self._place, job.microbatches, first, last, self._parts.device)
+        self._enter(Phase.SAMPLES)
         for batch in self._phases.batches(made if self._trace is None else self._trace.batches(made)):
             if self._ends_with(batch):
                 break
+            self._enter(Phase.SAMPLES)
+        self._enter(Phase.END)
         return self._end()
 
     def _worker(self, first: int) -> Callable[[StepBatch], StepResult]:
         job, told = self._job, self._told
         between = told.reduce if self._hooks is None else self._hooks.add_after_backward(told.reduce)
         looks = StepCallbacks(
-            loss=self._order.loss(self._guard.loss),
-            between=self._phases.wrap_between(between),
+            loss=self._wrap_loss(self._order.loss(self._guard.loss)),
+            between=self._wrap_between(self._phases.wrap_between(between)),
             norm=self._guard.norm,
             evaluated=UNSEEN.evaluated if self._hooks is None else self._hooks.add_after_backward(UNSEEN.evaluated),
             later=collectives.exclude_collectives,
@@ -169,11 +185,34 @@ class _TrainingRun:
         self._observer = Observer(job, self._place, parts.plain, parts.optimizer, parts.device, self._run_dir, first)
         return self._observer.wrap(work)
 
+    def _wrap_loss(self, work: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+        """Returns `work`, which is called with each loss, after which the backward pass begins."""
+        enter = self._enter
+
+        def entered(loss: Tensor) -> None:
+            self._losses += 1
+            work(loss)
+            enter(position_number(Phase.BACKWARD, self._losses))
+
+        return entered
+
+    def _wrap_between(self, work: Between) -> Between:
+        """Returns `work`, which is called between passes and update."""
+
+        def entered(batch: StepBatch, total: Tensor, number: int | Tensor) -> None:
+            work(batch, total, number)
+            self._enter(Phase.UPDATE)
+
+        return entered
+
     def _ends_with(self, batch: StepBatch) -> bool:
         """Does the next step, with all that follows from it. Returns True if it is the last."""
         told, hooks, guard = self._told, self._hooks, self._guard
         rate = self._begin(batch.epoch)
+        self._losses = 0
+        self._enter(Phase.FORWARD)
         done = self._order.run(self._work, batch) if self._order.is_due(self._step) else self._work(batch)
+        self._enter(Phase.RECORD)
         guard.leave()
         if self._parts.average is not None:
             self._parts.average.update(self._step)
@@ -193,6 +232,7 @@ class _TrainingRun:
             self._evaluate()
         ended = told.stopped or bool(self._goals.reason)
         if self._checkpoints.due(self._step, told.late or ended or self._goals.is_best(self._step)):
+            self._enter(Phase.CHECKPOINT)
             with self._phases.pause():
                 guard.state()
                 self._replicas.compare(self._step)
@@ -212,6 +252,7 @@ class _TrainingRun:
             random_numbers.begin_step(job.seed, self._noise, self._step - 1)
         self._checkpoints.look()
         board.enter(self._place.rank, self._step)
+        self._enter(Phase.BEGIN)
         if self._place.rank == 0:
             late = job.max_time is not None and self._seconds >= job.max_time
             board.answer(next_wait(job, self._step), timed=late)
@@ -258,8 +299,10 @@ class _TrainingRun:
         splits = evaluated(job.data) + (("training",) if job.evaluate_training else ())
         if not splits or job.observation is not None or not (step == 0 or self._timed or is_evaluated(job, step)):
             return
+        self._enter(Phase.EVALUATION)
+        progress = partial(self._enter, Phase.EVALUATION)
         with self._averaged(), self._order.evaluation():
-            found = {split: evaluate(job, self._place, self._parts, self._splits, split) for split in splits}
+            found = {split: evaluate(job, self._place, self._parts, self._splits, split, progress) for split in splits}
         together = named({split: metrics for split, metrics in found.items() if split != "training"})
         if step and together:
             self._goals.hear(step, together)

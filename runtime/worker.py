@@ -44,12 +44,14 @@ from dslc.runtime.data.samples import Splits
 from dslc.runtime.data.sources.open_sources import open_source
 from dslc.runtime.loop import out_of_range, plain_loop, tasks
 from dslc.runtime.measure.layer_times import measure_times
+from dslc.runtime.measure.position_details import PositionReporter
 from dslc.runtime.measure.replica_check import compare_samples
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.parallel.tensor_parallel import noise_rank
 from dslc.runtime.process import failure, random_numbers, stop
 from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.lifetime import end_with
+from dslc.runtime.process.positions import Phase
 from dslc.runtime.process.records import note
 from dslc.runtime.step.assemble import TrainingComponents, assemble
 from dslc.runtime.train import TrainingResult, train
@@ -79,13 +81,16 @@ def work(
     board.arrive(place.rank)
     parts: TrainingComponents | None = None
     splits: Splits | None = None
+    positions: PositionReporter | None = None
     try:
         _print_to(failure.log_path(run_dir, board, place.rank), goes_on=job.checkpoint.resume != "none")
-        meeting.begin()
+        positions = PositionReporter(job, place.rank, board, meeting.begin(place.rank))
         if before is not None:
             before()
         device = _prepare(job, place)
+        positions.enter_phase(Phase.GROUP)
         _open_group(job, place, store)
+        positions.enter_phase(Phase.SOURCE)
         with mark_errors(job.data.line):
             splits = open_source(job.data, training=not isinstance(job.mode, EvaluateMode | PredictMode))
             sample_keys.prepare(job.data, splits.train, device)
@@ -95,17 +100,20 @@ def work(
             if measured_training is None:
                 end = TrainingResult(steps=0, stopped_at=0)
             else:
+                positions.enter_phase(Phase.MODEL)
                 parts = assemble(measured_training, device, functools.partial(note, run_dir), splits.train)
                 random_numbers.begin(job.seed, noise_rank(job, place.rank))
-                end = train(measured_training, place, parts, splits, board, run_dir)
+                end = train(measured_training, place, parts, splits, board, run_dir, positions)
         elif job.observation is not None and job.observation.plain:
             end = TrainingResult(steps=plain_loop.train(job, place, splits, device, run_dir))
         else:
+            positions.enter_phase(Phase.MODEL)
             parts = assemble(job, device, functools.partial(note, run_dir), splits.train)
+            positions.model = parts.plain
             assert mesh_of(job).coordinates == place.coordinates, place
             random_numbers.begin(job.seed, noise_rank(job, place.rank))
             if job.is_training:
-                end = train(job, place, parts, splits, board, run_dir)
+                end = train(job, place, parts, splits, board, run_dir, positions)
             else:
                 tasks.work_off(job, place, parts, splits, run_dir)
                 end = TrainingResult(steps=0)
@@ -118,9 +126,9 @@ def work(
             out_of_range.explain(error, job, place, splits, board.step(place.rank))
         model = parts.plain if parts is not None else None
         told = failure.record(run_dir, board, place.rank, error, job, model)
+        if positions is not None:
+            positions.record_error(error, told.kind)
         failure.say(board, place.rank, told)
-        if told.kind == "timeout":
-            failure.show_stacks(board, place.rank)
         meeting.tell()
         _flush()
         # At once, also for sys.exit(0): without waiting for threads and processes of the user's code.

@@ -158,6 +158,11 @@ def separate_tensors(copy: nn.Module, module: nn.Module) -> None:
     copy._parameters, copy._buffers = dict(module._parameters), dict(module._buffers)
 
 
+def sharded_module(owner: object) -> str | None:
+    """Returns the module whose parameters an object of `fully_shard` gathers; None for another object."""
+    return cast("str | None", inspect.getattr_static(owner, "_module_fqn", None))
+
+
 MODULE_MAPPINGS = ("_parameters", "_buffers", "_modules")  # the attributes of a module that hold them
 
 # ------------------------------------------------------------------------------------------------ a tensor's insides
@@ -165,8 +170,7 @@ MODULE_MAPPINGS = ("_parameters", "_buffers", "_modules")  # the attributes of a
 
 def storage_identity(tensor: Tensor) -> int:
     """Returns the identity of a tensor's memory, valid while the tensor is alive; fake tensors have one too."""
-    address: int = storages_of(tensor)[0]._cdata
-    return address
+    return cast("int", storages_of(tensor)[0]._cdata)
 
 
 def storages_of(tensor: Tensor) -> list[torch.UntypedStorage]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,7 @@ from dslc.runtime.loop.metrics import Metrics
 from dslc.runtime.loop.stateful_metrics import StatefulMetric, Value, exchange, keeps
 from dslc.runtime.model.cross_sample_losses import WholeSum
 from dslc.runtime.parallel.context_parallel import gather_output, piece_of
+from dslc.runtime.parallel.engine import do_nothing
 from dslc.runtime.parallel.loss_gather import gathered_samples
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.parallel.tensor_parallel import unshard_output
@@ -45,7 +46,12 @@ _LOSS = MetricStep(kind="loss", name="loss")
 
 @torch.no_grad()
 def evaluate(
-    job: JobProgram, place: RankPlace, parts: TrainingComponents, splits: Splits, split: Split = "validation"
+    job: JobProgram,
+    place: RankPlace,
+    parts: TrainingComponents,
+    splits: Splits,
+    split: Split = "validation",
+    after_batch: Callable[[], object] = do_nothing,
 ) -> dict[str, Value]:
     """Returns the metrics over the whole split, by name; the same on every rank."""
     steps = job.metrics if any(step.kind == "loss" for step in job.metrics) else (_LOSS, *job.metrics)
@@ -73,6 +79,7 @@ def evaluate(
                 output = gather_output(job, output)
             for metric in stateful if counts else ():
                 metric.update(output, target)
+            after_batch()
     sums = summed.sums if full_evaluation is None else torch.cat((full_evaluation.sums, summed.sums))
     if job.world_size > 1:
         sums *= mesh.leads

@@ -37,7 +37,7 @@ from torch import nn
 
 from dslc.compiler.facts.untrusted_files import open_file
 from dslc.compiler.ir.codec import from_json
-from dslc.compiler.ir.number_text import byte_text
+from dslc.compiler.ir.number_text import byte_text, path_text
 from dslc.compiler.ir.program import JobProgram, ModuleStep
 from dslc.runtime.process.error_text import READ, error_text, narrow
 from dslc.runtime.process.frame_ownership import is_ours, is_pythons, is_torchs
@@ -85,12 +85,13 @@ class Failure:
 class ProcessExits:
     """The state of all processes when one had failed, before the launcher ended the rest. `statuses` are the exit
     statuses by rank: -N for signal N, None for a process still alive. `stopped` holds ranks; `folder`: the run
-    directory was there.
+    directory was there. `positions` say where the ranks were, and who waited for whom.
     """
 
     statuses: Mapping[int, int | None] = field(default_factory=dict)
     stopped: tuple[int, ...] = ()
     folder: bool = True
+    positions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,16 +215,6 @@ def _of_storage(error: BaseException, folders: Iterable[str]) -> tuple[str, ...]
     return tuple(notes)
 
 
-def show_stacks(board: RunControl, own: int | None = None) -> None:
-    """Has the ranks of this node but `own` write their stacks into their logs, after a timeout."""
-    for rank in board.ranks:
-        process = board.process(rank)
-        if rank != own and process and hasattr(signal, "SIGUSR1"):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGUSR1)
-    time.sleep(0.2)  # they write within microseconds, and are ended after this
-
-
 def _cause(error: BaseException) -> BaseException:
     """Unwraps the error in which torch's pipeline puts an exception: it names the place and hides the reason."""
     while error.__cause__ is not None:
@@ -308,17 +299,18 @@ def _place(error: BaseException, job: JobProgram, model: nn.Module | None) -> st
     """
     named = getattr(error, "module", None)
     if named is not None and _explains_itself(error):
-        return _line_of_module(job, named)
+        return line_of_module(job, named)
     names = {id(module): name for name, module in model.named_modules()} if model is not None else {}
     called = [names[id(self)] for self in _selves(error) if id(self) in names]
-    return line_of(error) or (_line_of_module(job, called[-1]) if called else "")
+    return line_of(error) or (line_of_module(job, called[-1]) if called else "")
 
 
 def _selves(error: BaseException) -> list[object]:
     return [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
-def _line_of_module(job: JobProgram, name: str) -> str:
+def line_of_module(job: JobProgram, name: str) -> str:
+    """Returns the line of the job that declares a module; the line of the network for one of the user's own."""
     if job.model.python is not None:
         return job.model.python.line
     step: ModuleStep | None = job.model.root
@@ -354,39 +346,21 @@ def node_failure(run_dir: str, board: RunControl, ends: ProcessExits, timeout: f
     recorded = [failure for rank in board.ranks if (failure := reported_failure(board, rank)) is not None]
     silent = [rank for rank in board.ranks if not board.has_finished(rank) and all(f.rank != rank for f in recorded)]
     ended = [
-        _exit_failure(run_dir, board, rank, status)
+        _exit_failure(run_dir, board, rank, status, ends.positions)
         for rank in silent
         if (status := ends.statuses.get(rank)) is not None
     ]
-    stopped = [
-        _suspension_failure(run_dir, board, rank, ends.stopped, timeout) for rank in ends.stopped if rank in silent
-    ]
+    stopped = [_suspension_failure(run_dir, board, rank, ends, timeout) for rank in ends.stopped if rank in silent]
     recorded = [
-        replace(each, notes=_of_a_timeout(run_dir, board, silent, timeout)) if each.kind == "timeout" else each
-        for each in recorded
+        replace(each, notes=_of_a_timeout(ends, timeout)) if each.kind == "timeout" else each for each in recorded
     ]
     found = [*recorded, *ended, *stopped]
     return better(found) if found else None
 
 
-def timeout_failure(run_dir: str, board: RunControl, timeout: float) -> Failure:
+def timeout_failure(board: RunControl, ends: ProcessExits) -> Failure:
     """Returns where the ranks of this node were when the ranks of another node had waited for too long."""
-    show_stacks(board)
-    silent = [rank for rank in board.ranks if not board.has_finished(rank)]
-    notes = _of_a_timeout(run_dir, board, silent, timeout)
-    return Failure(rank=None, step=board.furthest, kind="timeout", message="", notes=notes, time=math.inf)
-
-
-def places(run_dir: str, board: RunControl) -> list[str]:
-    """Returns where each rank of this node is that is not done; has them write their stacks."""
-    show_stacks(board)
-    paths = {rank: log_path(run_dir, board, rank) for rank in board.ranks if not board.has_finished(rank)}
-    return [
-        f"rank {rank} is {f'in step {step}' if (step := board.step(rank)) else 'before its first step'}, "
-        f"{_position(_end_of(path))} "
-        f"(all of it: {path})"
-        for rank, path in paths.items()
-    ]
+    return Failure(rank=None, step=board.furthest, kind="timeout", message="", notes=ends.positions, time=math.inf)
 
 
 def better(found: Sequence[Failure]) -> Failure:
@@ -417,13 +391,11 @@ def is_final(failure: Failure | None) -> bool:
     return failure is not None and failure.kind != "lost"
 
 
-def _suspension_failure(
-    run_dir: str, board: RunControl, rank: int, stopped: tuple[int, ...], timeout: float
-) -> Failure:
+def _suspension_failure(run_dir: str, board: RunControl, rank: int, ends: ProcessExits, timeout: float) -> Failure:
     message = "the process is stopped, as by SIGSTOP, Ctrl-Z or a debugger, and nobody has continued it"
-    others = f"; so are ranks {', '.join(map(str, stopped))}" if len(stopped) > 1 else ""
+    others = f"; so are ranks {', '.join(map(str, ends.stopped))}" if len(ends.stopped) > 1 else ""
     note = f"that lasted longer than `launch.timeout` ({timeout:g} s){others}"
-    return _end_failure(run_dir, board, rank, message, (note,))
+    return _end_failure(run_dir, board, rank, message, (note, *ends.positions))
 
 
 def _end_failure(run_dir: str, board: RunControl, rank: int, message: str, notes: tuple[str, ...] = ()) -> Failure:
@@ -431,17 +403,19 @@ def _end_failure(run_dir: str, board: RunControl, rank: int, message: str, notes
     return Failure(rank=rank, step=board.step(rank), kind="ended", message=message, log=log, notes=notes)
 
 
-def _exit_failure(run_dir: str, board: RunControl, rank: int, status: int | None) -> Failure:
+def _exit_failure(
+    run_dir: str, board: RunControl, rank: int, status: int | None, positions: tuple[str, ...] = ()
+) -> Failure:
     if status is None:
-        return _end_failure(run_dir, board, rank, "the process is gone")
+        return _end_failure(run_dir, board, rank, "the process is gone", positions)
     if status >= 0:
         message = f"the process left with exit status {status}, without an exception"
-        return _end_failure(run_dir, board, rank, message)
+        return _end_failure(run_dir, board, rank, message, positions)
     with contextlib.suppress(ValueError):
         status = signal.Signals(-status)
     name = status.name if isinstance(status, signal.Signals) else f"signal {-status}"
     notes = _SENDERS.get(name) or _last_words(log_path(run_dir, board, rank))
-    return _end_failure(run_dir, board, rank, f"the process was ended by {name}", notes)
+    return _end_failure(run_dir, board, rank, f"the process was ended by {name}", (*notes, *positions))
 
 
 _SENDERS = {
@@ -470,24 +444,46 @@ def _end_of(path: str) -> str:
         return ""
 
 
-def _of_a_timeout(run_dir: str, board: RunControl, silent: list[int], timeout: float) -> tuple[str, ...]:
-    waited = f"a collective waited longer than `launch.timeout` ({timeout:g} s)"
-    where = [
-        f"rank {rank} did not join it: it is in step {board.step(rank)}, {_position(_end_of(path))} (all of it: {path})"
-        for rank, path in ((rank, log_path(run_dir, board, rank)) for rank in silent)
-    ]
-    return (waited, *where)
+def _of_a_timeout(ends: ProcessExits, timeout: float) -> tuple[str, ...]:
+    return f"a collective waited longer than `launch.timeout` ({timeout:g} s)", *ends.positions
 
 
 def _position(log: str) -> str:
-    """Returns where the main thread of a rank was, by what `show_stacks` or a crash wrote into the log."""
+    """Returns where the main thread of a rank was, by what a crash wrote into the log."""
+    line = line_in_log(log)
+    return 'File "{}", line {}, in {}'.format(*line) if line is not None else "a place that is not known"
+
+
+def users_line_in_log(path: str, begin: int) -> str:
+    """Returns the line of the user's code at which the last stack in a log stands, `data.py:88, in load`, if the stack
+    was written after `begin` bytes and its innermost frame is the user's; else "".
+    """
+    with open_file(path) as file:
+        file.seek(begin)
+        log = file.read(READ).decode(errors="replace")
+    _, found, stack = log.rpartition("most recent call first")
+    frame = re.search(r'File "([^"]+)", line (\d+) in (\S+)', stack) if found else None
+    if frame is None or any(foreign(frame[1]) for foreign in (is_torchs, is_ours, is_pythons)):
+        return ""
+    return line_text(frame[1], int(frame[2]), frame[3])
+
+
+def line_text(file: str, line: int, function: str) -> str:
+    """Returns a line of Python as in `data.py:88, in load`, with the path from the current folder if it is below."""
+    return f"{path_text(file)}:{line}, in {function}"
+
+
+def line_in_log(log: str, *, users: bool = False) -> tuple[str, int, str] | None:
+    """Returns the file, the number and the function of the innermost line of the last stack in a log: of one that is
+    no library's, or else of all. `users`: only a line of the user's code.
+    """
     _, found, stack = log.rpartition("most recent call first")
     frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', stack) if found else []
     own = [frame for frame in frames if not any(foreign(frame[0]) for foreign in (is_torchs, is_ours, is_pythons))]
-    if not frames:
-        return "a place that is not known"
+    if not frames or (users and not own):
+        return None
     file, line, function = (own or frames)[0]
-    return f'File "{file}", line {line}, in {function}'
+    return file, int(line), function
 
 
 _ON_A_CPU = re.compile(r"can't allocate memory|Cannot allocate memory|not enough memory")

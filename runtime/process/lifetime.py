@@ -48,7 +48,7 @@ def ending(process: int, otherwise: int) -> int:
 def environments_of_children(parent: int) -> dict[int, dict[str, str]]:
     """Returns the environment with which each child of a process was started, of those that can be read (Linux)."""
     environments = {}
-    for child in _children(parent):
+    for child in children_of(parent):
         with contextlib.suppress(OSError), open(f"/proc/{child}/environ", "rb") as file:
             entries = [os.fsdecode(entry).partition("=") for entry in file.read().split(b"\0")]
             environments[child] = {name: value for name, _, value in entries if name}
@@ -79,29 +79,6 @@ class SuspensionTracker:
         return self._seconds
 
 
-class StallDetector:
-    """Notices that something has not changed for `seconds` seconds, once each time. At most `gap` seconds between two
-    looks count, as this process may have been stopped.
-    """
-
-    def __init__(self, seconds: float, gap: float) -> None:
-        self.seconds, self._gap, self._at = seconds, gap, time.monotonic()
-        self._seen: object = None
-        self._passed, self._told = 0.0, False
-
-    def look(self, seen: object) -> bool:
-        now = time.monotonic()
-        passed, self._at = min(now - self._at, self._gap), now
-        if seen != self._seen:
-            self._seen, self._passed, self._told = seen, 0.0, False
-            return False
-        self._passed += passed
-        if self._told or self._passed < self.seconds:
-            return False
-        self._told = True
-        return True
-
-
 # ------------------------------------------------------------------------------------------------ those left behind
 
 
@@ -110,7 +87,7 @@ class OrphanReaper:
 
     def __init__(self) -> None:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        self._before = set(_children(os.getpid()))
+        self._before = set(children_of(os.getpid()))
 
     def end(self, patience: float) -> list[str]:
         """Ends all processes and returns the commands of the live ones, without processes of torch's compiler, which
@@ -118,7 +95,7 @@ class OrphanReaper:
         """
         found: list[str] = []
         until = time.monotonic() + patience
-        while left := [child for child in _children(os.getpid()) if child not in self._before]:
+        while left := [child for child in children_of(os.getpid()) if child not in self._before]:
             alive = [child for child in left if process_state(child)[:1] != ["Z"]]
             found += [_command(child) for child in alive if _COMPILER not in _words(child)]
             _end(alive, until)
@@ -146,7 +123,8 @@ def _end(children: list[int], until: float) -> None:
             os.close(handle)
 
 
-def _children(parent: int) -> list[int]:
+def children_of(parent: int) -> list[int]:
+    """Returns the child processes of a process."""
     try:
         processes = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
@@ -161,6 +139,12 @@ def process_state(process: int) -> list[str]:
             return file.read().rpartition(")")[2].split()
     except OSError:
         return []
+
+
+def processor_seconds(process: int) -> float:
+    """Returns the time of a processor that a process has used in all its threads; 0 if it is gone."""
+    fields = process_state(process)
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
 def _words(process: int) -> str:

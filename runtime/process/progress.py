@@ -144,9 +144,9 @@ class Watch:
             return True
         return (found.st_dev, found.st_ino) == self._folder
 
-    def say_of_still(self, seconds: float, places: list[str]) -> None:
-        """Says where ranks are that have begun no step for so long, which may be right: they go on."""
-        self._say(f"no step has ended for {seconds:g} s; the training goes on: {'; '.join(places[:MOST])}")
+    def say(self, text: str) -> None:
+        """Shows a line between those of the training."""
+        self._say(readable(text))
 
     def say_of_late(self, ranks: list[int]) -> None:
         """Names, after a training, the ranks that are done but have not ended."""

@@ -92,18 +92,18 @@ def silence(run_dir: str, status: RunStatus) -> str:
     who = f"its launcher, process {status.process} on {status.host},"
     if status.place == _place():
         return "" if status.began == _began(status.process) else f"{who} is gone"
-    seconds = _age(run_dir)
+    seconds = file_age(os.path.join(run_dir, NAME))
     return f"{who} has given no sign of life for {seconds:.0f} s" if seconds > status.within else ""
 
 
-def _age(run_dir: str) -> float:
-    """Returns the seconds since the file was written, by the clock of the file system where this can be asked."""
+def file_age(path: str) -> float:
+    """Returns the seconds since a file was written, by the clock of the file system where this can be asked."""
     try:
-        written = os.stat(os.path.join(run_dir, NAME)).st_mtime
+        written = os.stat(path).st_mtime
     except OSError:
         return 0.0
     now = time.time()
-    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=run_dir) as file:
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=os.path.dirname(path)) as file:
         now = os.fstat(file.fileno()).st_mtime
     return now - written
 

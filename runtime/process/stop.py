@@ -1,8 +1,9 @@
 """The board that the processes of one node share, and how Ctrl-C stops a training at one step.
 
 Model: the launcher makes some pages of anonymous shared memory before it forks, and every rank inherits them. They hold
-the request to stop, the step after which all ranks leave, and for each rank its process, its step, whether it is done,
-and its last words: how it ended (failure.py). A full disk or a removed folder cannot keep these from the launcher.
+the request to stop, and the step after which all ranks leave. For each rank they hold its process, its step, its
+position in that step (positions.py), whether it is done, and its last words: how it ended (failure.py). A full disk or
+a removed folder cannot keep these from the launcher.
 
 Contract: Ctrl-C, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 (batch systems send these before they end a job) to the launcher
 is a request. The ranks ignore signals that are sent to a whole process group, and read the board. A second one, more
@@ -34,7 +35,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 _HELD = 0.001  # seconds between two looks of a rank that waits
@@ -42,11 +43,13 @@ ANSWER = 1.0  # seconds that the launcher has to hear a signal that a rank has h
 SECOND = 0.5  # seconds; `timeout` and some supervisors send one signal twice in the same moment
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 NOTES = 1 << 14  # bytes reserved for what rank 0 has to say meanwhile
+DETAILS = 1 << 12  # bytes reserved for the details of a rank's position
 WORDS = 1 << 16  # bytes reserved for the last words of a rank; untouched pages cost nothing
 
 _REQUEST, _STOP_AT, _UNITS, _RECORDS, _NOT_FINITE, _TIMED, _TIME_IS_UP, _HOLD, _BEGAN, _FROM, _NOTED = range(11)
-_HEAD, _EACH = 11, 3  # numbers at the beginning of the board, and for each rank
-_PROCESS, _STEP, _SAID = range(3)  # _SAID: bytes of last words, negated for a rank that is done
+_HEAD, _EACH = 11, 6  # numbers at the beginning of the board, and for each rank
+# _SAID: bytes of last words, negated for a rank that is done; _DETAILED: bytes of the details of its position.
+_PROCESS, _STEP, _SAID, _POSITION, _SINCE, _DETAILED = range(6)
 
 
 class RunControl:
@@ -57,7 +60,8 @@ class RunControl:
     def __init__(self, ranks: int, first: int = 0, *, alone: bool = True) -> None:
         self.ranks, self._alone = range(first, first + ranks), alone
         self._words = 8 * (_HEAD + _EACH * ranks)  # where the words begin
-        self._memory = mmap.mmap(-1, self._words + WORDS * ranks + NOTES)
+        self._details = self._words + WORDS * ranks + NOTES
+        self._memory = mmap.mmap(-1, self._details + DETAILS * ranks)
         self._numbers = memoryview(self._memory)[: self._words].cast("q")
         self.attempt = 1  # how often the ranks have been started
         self.asked = ""  # what has asked to stop: a signal's name, or `dslc stop`; known to the launcher
@@ -177,6 +181,36 @@ class RunControl:
     @property
     def all_done(self) -> bool:
         return all(self.has_finished(rank) for rank in self.ranks)
+
+    # ------------------------------------------------------------------------------------------------- its position
+
+    def position_writer(self, rank: int) -> Callable[[int], None]:
+        """Returns the function by which a rank writes its position in a step: 0.2 us, without a system call."""
+        numbers, clock = self._numbers, time.monotonic_ns
+        position, since = self._offset(rank) + _POSITION, self._offset(rank) + _SINCE
+
+        def enter_position(number: int) -> None:
+            numbers[position] = number
+            numbers[since] = clock()
+
+        return enter_position
+
+    def position(self, rank: int) -> tuple[int, int, int]:
+        """Returns a rank's step, its position in it, and the nanoseconds of the clock at which it came there."""
+        begin = self._offset(rank)
+        return self._numbers[begin + _STEP], self._numbers[begin + _POSITION], self._numbers[begin + _SINCE]
+
+    def add_details(self, rank: int, text: str) -> None:
+        """Records the details of a rank's position in place of earlier ones; text that has no room is left out."""
+        content, begin = text.encode(errors="replace"), self._details + DETAILS * (rank - self.ranks.start)
+        if len(content) <= DETAILS:
+            self._numbers[self._offset(rank) + _DETAILED] = 0
+            self._memory[begin : begin + len(content)] = content
+            self._numbers[self._offset(rank) + _DETAILED] = len(content)
+
+    def details(self, rank: int) -> str:
+        begin = self._details + DETAILS * (rank - self.ranks.start)
+        return self._memory[begin : begin + self._numbers[self._offset(rank) + _DETAILED]].decode(errors="replace")
 
     # ----------------------------------------------------------------------------------------------- its last words
 

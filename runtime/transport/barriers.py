@@ -9,6 +9,7 @@ returns when all have finished: others may still need to read from its connectio
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 from dslc.runtime.process.stop import RunControl
@@ -46,12 +47,26 @@ class StartupChannels:
         self.board = board
         self.first, self.last = Barrier(), Barrier()
         self.news, self._bell = os.pipe()  # the launcher waits at one end; a rank writes to the other
+        # By these the launcher asks each rank for the details of its position.
+        self._requests = {rank: os.pipe() for rank in board.ranks}
 
-    def begin(self) -> None:
+    def begin(self, rank: int) -> int:
+        """Waits for the other ranks. Returns the pipe by which this rank is asked for the details of its position."""
+        requests, _ = self._requests[rank]
+        for reading, writing in self._requests.values():
+            os.close(writing)
+            if reading != requests:
+                os.close(reading)
         for gate in (self.first, self.last):
             gate.approach()
         os.close(self.news)
         self.first.wait()
+        return requests
+
+    def request_details(self, rank: int) -> None:
+        """Asks a rank for the details of its position (measure/position_details.py)."""
+        with contextlib.suppress(BrokenPipeError):  # the rank has ended
+            os.write(self._requests[rank][1], b".")
 
     def tell(self) -> None:
         """Tells the launcher, from a rank, that there is something new on the board."""
@@ -69,3 +84,5 @@ class StartupChannels:
             gate.open()
         os.close(self.news)
         os.close(self._bell)
+        for end in (end for pipe in self._requests.values() for end in pipe):
+            os.close(end)

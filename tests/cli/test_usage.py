@@ -35,7 +35,7 @@ HERE = "that is `devices { gpus = 2 }` in the job, or `--set devices.gpus=2`"
         (
             "run job.plt --json",
             "that is an option of `dslc check`, `dslc plan`, `dslc diff`, `dslc choose`, `dslc evaluate`, "
-            "`dslc status` or `dslc doctor`",
+            "`dslc status`, `dslc why` or `dslc doctor`",
         ),
         ("run job.plt --output_dir x", "`dslc run JOB --out DIR`"),
         ("check job.plt --profile", "`dslc run JOB --profile`"),

@@ -4,6 +4,7 @@ the update is skipped, the same on all ranks; or training continues. On one proc
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from dslc.runtime import train as runtime
 from dslc.runtime.checkpoint.files import checkpoints_in
 from dslc.runtime.data.sources.open_sources import open_source
 from dslc.runtime.loop.nonfinite import NonFinite
+from dslc.runtime.measure.position_details import PositionReporter
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.process.failure import Outcome, describe
 from dslc.runtime.process.records import read_metrics
@@ -261,7 +263,9 @@ def _train_elsewhere(rank: int, made: Ready, folder: str) -> tuple[str, int | No
     mesh_of(program)
     splits, parts = open_source(program.data), assemble(program, torch.device("cpu"))
     try:
-        runtime.train(program, made.places[rank], parts, splits, RunControl(1, first=rank), folder)
+        board = RunControl(1, first=rank)
+        positions = PositionReporter(program, rank, board, os.pipe()[0])
+        runtime.train(program, made.places[rank], parts, splits, board, folder, positions)
     except NonFinite as found:
         return str(found), found.told
     return "", None

@@ -155,7 +155,9 @@ def test_a_rank_that_hangs(launcher: Launcher, tmp_path: Path) -> None:
     _, message = fail(launcher, tmp_path, "threading.Event().wait()", timeout=3.0)
     assert message.startswith("training failed on rank 0 at step 3"), message
     assert "a collective waited longer than `launch.timeout` (3 s)" in message
-    assert f'rank 1 did not join it: it is in step 3, File "{tmp_path}/net.py", line 17, in trouble' in message
+    assert "note: rank 1 is before the all-reduce of the order of modules, in the forward pass of step 3" in message
+    assert "; rank 0 has waited in it for 3 s; " in message
+    assert f"rank 1's last line of Python is {tmp_path}/net.py:17, in trouble" in message
 
 
 def test_an_error_of_a_library_layer_names_its_line(launcher: Launcher, tmp_path: Path) -> None:
