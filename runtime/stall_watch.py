@@ -62,7 +62,7 @@ class StallWatch:
         passed, self._at = min(now - self._at, self._gap), now
         positions = [self._board.position(rank) for rank in self._board.ranks]
         if positions != self._seen:
-            if self._seen is not None and min(step for step, _, _ in positions) > 1:
+            if not self._is_early(positions):
                 self._longest = max(self._longest, self._still)
             self._seen, self._still, self._asked, self._shown = positions, 0.0, False, False
             return ""
@@ -77,9 +77,13 @@ class StallWatch:
         return f"no progress for {self._still:.0f} s: {'; '.join(self.explain())}" if self._shown else ""
 
     def _limit(self, positions: list[tuple[int, int, int]]) -> float:
-        phases = [phase_of(position) for _, position, _ in positions]
-        early = min(step for step, _, _ in positions) <= 1 or any(phase in _LONG for phase in phases)
-        return min(max(FIRST_LIMIT if early else LIMIT, 3 * self._longest), self._program.timeout)
+        slow = self._is_early(positions) or any(phase_of(position) in _LONG for _, position, _ in positions)
+        return min(max(FIRST_LIMIT if slow else LIMIT, 3 * self._longest), self._program.timeout)
+
+    def _is_early(self, positions: list[tuple[int, int, int]]) -> bool:
+        """True until all ranks have done a step, which may take long: it compiles, or connects."""
+        began = self._board.began
+        return began is None or min(step for step, _, _ in positions) <= began[0] + 1
 
     def update_details(self) -> HostPositions:
         """Asks the ranks for the details of their positions, and writes these. Returns them."""
