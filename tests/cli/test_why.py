@@ -48,13 +48,12 @@ def test_a_stalled_run_names_the_rank_and_a_damaged_file_hides_no_other(tmp_path
         found = PositionDetails(since=since, **details)  # type: ignore[arg-type]
         board.add_details(rank, json.dumps(vars(found)))
     written = PositionFile(str(tmp_path), board, 4, {}, "all-reduce of the gradients")
-    positions = written.positions({})
-    written.write(positions)
+    written.write(written.positions({}))
     path = tmp_path / FOLDER / "rank-0.json"
-    found = json.loads(path.read_text())
-    for place in found["ranks"]:
+    content = json.loads(path.read_text())
+    for place in content["ranks"]:
         place["seconds"] = 41.0
-    path.write_text(json.dumps(found))
+    path.write_text(json.dumps(content))
     (tmp_path / FOLDER / "rank-2.json").write_text("{")
     told = dslc("why", tmp_path)
     assert told.returncode == 0, told.stderr
