@@ -126,7 +126,7 @@ class Case:
 
 def drawn_cases(seed: int = 7) -> list[Case]:
     """Returns a hundred cases. A step without a module is none of those whose order is compared before."""
-    draw, cases = random.Random(seed), []
+    draw, cases = random.Random(seed), list[Case]()
     for kind, count in KINDS.items():
         for _ in range(count):
             ranks = draw.choice((2, 2, 3))

@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,11 +30,11 @@ LINES = {"model": "job.plt:4:3", "data": "job.plt:9:3"}
 PLACE = ("step", "microbatches", "state", "status", "idle")
 
 
-def rank(number: int, phase: Phase, waits: Waits = "", **found: object) -> RankPosition:
+def rank(number: int, phase: Phase, waits: Waits = "", **found: Any) -> RankPosition:
     values = {name: found.pop(name) for name in PLACE if name in found}
-    details = PositionDetails(since=1, waits=waits, **found)  # type: ignore[arg-type]
+    details = PositionDetails(since=1, waits=waits, **found)
     place = {"step": 12, "microbatches": 0, "seconds": 41.2, **values}
-    return RankPosition(rank=number, phase=phase, details=details, **place)  # type: ignore[arg-type]
+    return RankPosition(rank=number, phase=phase, details=details, **place)
 
 
 def host(*ranks: RankPosition, name: str = "a", age: float = 0.0) -> HostPositions:
@@ -41,8 +42,13 @@ def host(*ranks: RankPosition, name: str = "a", age: float = 0.0) -> HostPositio
     return HostPositions(host=name, attempt=1, world=4, ranks=ranks, lines=LINES, gradients=gradients, age=age)
 
 
-GATHER = {"module": "blocks.7", "operation": "the all-gather of blocks.7", "line": "job.plt:4:30", "order": 8}
-IN_LOAD = {"python": "data.py:88, in load"}
+GATHER: dict[str, Any] = {
+    "module": "blocks.7",
+    "operation": "the all-gather of blocks.7",
+    "line": "job.plt:4:30",
+    "order": 8,
+}
+IN_LOAD: dict[str, Any] = {"python": "data.py:88, in load"}
 
 
 def test_a_rank_in_code_of_the_users_is_behind_those_that_wait() -> None:
