@@ -3,7 +3,8 @@
 `dslc check` may read other people's jobs. Each bound is far above a training's needs, and each has a diagnostic with
 the bound and the remedy. Within all of them a check takes less than 2 s of one core and 300 MB;
 `tests/cli/test_hostile.py` checks that. (`plan` and `render` prove and draw each pass of a step, several times over:
-for the largest allowed step this takes about 10 s.)
+for the largest allowed step this takes about 10 s. The search for `auto` has bounds of its own, and takes about as
+long: compiler/rules/choice/search.py.)
 """
 
 from __future__ import annotations

@@ -186,11 +186,10 @@ class _Account:
             waits = microbatch + 1 < self._layout.microbatches
             buckets = sharding.engine in ("ddp", "zero1")
             return UnshardedMemory(trains=self._rank.trains, buckets=buckets, earlier=later, held=waits, staged=staged)
-        unit_of, unit_parameters = self._rank.units
         return ShardedMemory(
-            unit_of=unit_of,
+            unit_of=self._rank.units[0],
             trains=self._rank.trains,
-            shard=[self._rank.numbers(unit, shards) for unit in unit_parameters],
+            shard=self._rank.unit_shards,
             parts=shards,
             element=2 if low_copy(job) else 4,
             accumulate=sharding.accumulate,

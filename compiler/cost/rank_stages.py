@@ -317,6 +317,11 @@ class RankStages:
                 units[unit_of[-1]].extend(q for q in layer.parameters if q.tied_to is None)
         return unit_of, units
 
+    @cached_property
+    def unit_shards(self) -> list[int]:
+        """Returns a rank's numbers with a gradient, by unit."""
+        return [self.numbers(unit, self._sharding.shards) for unit in self.units[1]]
+
     def _gathered_units(self) -> dict[int, GatheredUnits]:
         unit_of, units = self.units
         shards, element = self._sharding.shards, 2 if low_copy(self._job) else 4

@@ -87,6 +87,7 @@ def test_five_thousand(attacked: Attacked) -> None:
 def test_what_is_large_and_meant_is_accepted(tmp_path: Path) -> None:
     large = gpt(400, "devices { nodes = 2048, gpus = 8, kind = h100 }", batch="16384")
     large = large.replace("synthetic(", "synthetic(samples = 1_000_000, ")
+    searched = large.replace("devices {", "parallelism = auto\ndevices {")
     sweep = written("sweep { train.optimizer.lr = [" + many(250, "0.{:03}").replace("0.000", "0.5") + "] }")
     # 125 combinations of a large job on many ranks, of which the costs are those of five.
     many_ranks = "devices { nodes = 2, gpus = 8, kind = h100 }\nparallelism { pipeline = 2, tensor = 2, zero = 2 }\n"
@@ -96,10 +97,11 @@ def test_what_is_large_and_meant_is_accepted(tmp_path: Path) -> None:
     elastic = written("devices { nodes = 1..64, cpus = 1 }", batch=str(2**6 * 3**3 * 5**2 * 7 * 11 * 13))
     entries = "".join(f"  # what it is for\n  name_{n} = {n},\n" for n in range(4_000))
     long = written(network=f'python("net:make",\n{entries})')
-    for name, text in {"large": large, "sweep": sweep, "grid": grid, "long": long}.items():
+    for name, text in {"large": large, "searched": searched, "sweep": sweep, "grid": grid, "long": long}.items():
         (tmp_path / f"{name}.plt").write_text(text)
         done = dslc("check", f"{name}.plt", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
+        assert ("of 680 splits into axes" in done.stdout) == (name == "searched")
     loaded = load_text(elastic)
     assert loaded.job is not None and not loaded.report.errors
 
