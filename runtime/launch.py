@@ -228,7 +228,8 @@ class _Launch:
             group.changes += 1
         in_words = failure.change_in_words if change else failure.in_words
         said = in_words(outcome.failure) if outcome.failure is not None else "stops for a host that has come"
-        note = "" if change else f"restart {self.board.attempt - self.restarts.changes} of {self.program.restarts}"
+        quiet = change or (outcome.failure is not None and outcome.failure.rewinds)
+        note = "" if quiet else f"restart {self.restarts.used + 1} of {self.program.restarts}"
         self._changed = change
         self.watch.restart(said, note)
 

@@ -8,6 +8,9 @@ a restart until `launch.restarts` of them have been, in all, as under torchrun's
 - a failure after a request to stop (Ctrl-C, SIGTERM), as the training is to end;
 - a run directory that is gone.
 
+A training that goes back after a spike of the loss (loop/loss_spikes.py) takes none of the restarts: `times` of
+`train.on_spike` bounds it.
+
 Hosts that come to an elastic training, or leave it, are no fault: such a change takes none of the restarts.
 
 On several hosts the coordinator's host decides, and a host that is lost is waited for, up to `launch.timeout`
@@ -43,6 +46,7 @@ class Restarts:
         once = not isinstance(program.mode, TrainMode) or not program.checkpoint.is_enabled
         self._once, self._most, self._board = once, 0 if once else program.restarts, board
         self.changes = 0  # how many of the starts were no restarts
+        self._rewinds = 0  # how many of them followed a spike of the loss
         self._program, self._run_dir = program, run_dir
         self._before: set[tuple[object, ...]] = set()  # exceptions
 
@@ -51,6 +55,9 @@ class Restarts:
 
         `stopping`: the training was asked to stop; `folder`: the run directory is there.
         """
+        if failure.rewinds and folder and not stopping:
+            self._rewinds += 1
+            return True, failure
         if not self._most or not folder:
             return False, failure
         known, again, used = _failure_signature(failure), False, self.used
@@ -71,7 +78,7 @@ class Restarts:
     @property
     def used(self) -> int:
         """The number of restarts so far."""
-        return self._board.attempt - 1 - self.changes
+        return self._board.attempt - 1 - self.changes - self._rewinds
 
     def go_on(self, failure: Failure, *, stopping: bool, folder: bool) -> tuple[bool, Failure]:
         """Returns the same for the loss of a host of an elastic training; the other hosts train on without it."""

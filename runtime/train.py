@@ -30,6 +30,7 @@ from dslc.runtime.loop.best_metric import Goals
 from dslc.runtime.loop.evaluate import evaluate, named
 from dslc.runtime.loop.hooks import Hooks, Loggers
 from dslc.runtime.loop.learning_rate import schedule, set_learning_rate
+from dslc.runtime.loop.loss_spikes import LossSpikes
 from dslc.runtime.loop.nonfinite import NonFiniteGuard
 from dslc.runtime.loop.step_sync import StepReduction, is_evaluated, next_wait
 from dslc.runtime.measure import collectives
@@ -115,11 +116,26 @@ class _TrainingRun:
         self._enter, self._losses = positions.enter, 0
         self._factor = schedule(job.learning_rate)
         again = board.attempt > 1
+        self._spikes = (
+            LossSpikes(job, place, job.on_spike, run_dir, continues=again or job.checkpoint.resume == "auto")
+            if job.on_spike is not None
+            else None
+        )
         self._checkpoints = Checkpoints(
-            job, place, parts, run_dir, hooks, is_restart=again, notify=board.note, rate=self._rate_after
+            job,
+            place,
+            parts,
+            run_dir,
+            hooks,
+            is_restart=again,
+            notify=board.note,
+            rate=self._rate_after,
+            spikes=self._spikes,
         )
         positions.enter_phase(Phase.RESUME)
         start = self._checkpoints.resume()
+        if self._spikes is not None:
+            self._spikes.resume(start.skipped, start.losses)
         if parts.exchange is not None:
             parts.exchange.step = start.step
         if hooks is not None:
@@ -208,6 +224,8 @@ class _TrainingRun:
     def _ends_with(self, batch: StepBatch) -> bool:
         """Does the next step, with all that follows from it. Returns True if it is the last."""
         told, hooks, guard = self._told, self._hooks, self._guard
+        if self._spikes is not None and self._spikes.is_skipped(self._step + 1):
+            return self._skip(batch)
         rate = self._begin(batch.epoch)
         self._losses = 0
         self._enter(Phase.FORWARD)
@@ -219,12 +237,28 @@ class _TrainingRun:
         told.agree(done.total, done.number)
         self._seen += batch.samples
         self._record(batch, rate)
+        if self._spikes is not None:
+            self._spikes.follow(self._step, told.mean_loss(done.total, done.number), self._newest_checkpoint)
         if hooks is not None:
             hooks.after_step(told.loss)
         self._replicas.after_step(self._step)
         if self._replicas.is_due(self._step):
             with self._phases.pause():
                 self._replicas.compare(self._step)
+        return self._complete(batch)
+
+    def _skip(self, batch: StepBatch) -> bool:
+        """Passes over the next step, whose batch a spike of the loss rules out. Returns True if it is the last."""
+        self._enter_step()
+        self._told.enter(self._step)
+        self._told.skip()
+        if self._parts.exchange is not None:
+            self._parts.exchange.step = self._step
+        return self._complete(batch)
+
+    def _complete(self, batch: StepBatch) -> bool:
+        """Evaluates and saves after a step, where that is due. Returns True if the step is the last."""
+        told, guard = self._told, self._guard
         self._timed = told.stopped and self._board.timed
         if told.stopped and not self._timed and not self._checkpoints.on:
             return True
@@ -246,6 +280,16 @@ class _TrainingRun:
 
     def _begin(self, epoch: int) -> float:
         """Enters the next step, and returns its learning rate."""
+        self._enter_step()
+        rate = set_learning_rate(self._parts.optimizer, self._factor(self._step - 1) * self._goals.rate)
+        if self._hooks is not None:
+            self._hooks.before_step(self._step, rate, epoch)
+        self._guard.enter(self._step)
+        self._told.enter(self._step)
+        return rate
+
+    def _enter_step(self) -> None:
+        """Counts the next step, and answers a request to stop."""
         job, board = self._job, self._board
         self._step += 1
         if self._noise is not None:
@@ -256,12 +300,6 @@ class _TrainingRun:
         if self._place.rank == 0:
             late = job.max_time is not None and self._seconds >= job.max_time
             board.answer(next_wait(job, self._step), timed=late)
-        rate = set_learning_rate(self._parts.optimizer, self._factor(self._step - 1) * self._goals.rate)
-        if self._hooks is not None:
-            self._hooks.before_step(self._step, rate, epoch)
-        self._guard.enter(self._step)
-        self._told.enter(self._step)
-        return rate
 
     def _rate_after(self, steps: int) -> float | None:
         """Returns the learning rate of the step after `steps` steps, without the factor of a plateau. Returns None

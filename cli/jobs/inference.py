@@ -61,7 +61,7 @@ def _without_training(job: JobSpec) -> JobSpec:
         job,
         model=replace(job.model, weights=None),
         data=replace(job.data, batch=batch),
-        train=replace(job.train, compile=False),
+        train=replace(job.train, compile=False, on_spike=None),
         memory=replace(job.memory, limit=_UNLIMITED, recompute="none"),
         checkpoint=CheckpointSpec(),
         expect=(),

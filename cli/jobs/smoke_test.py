@@ -80,6 +80,7 @@ def _shortened(job: JobProgram, steps: int, resume: str) -> JobProgram:
         evaluate_start=False,
         evaluate_training=False,
         max_time=None,
+        on_spike=None,
         tensorboard=False,
         loggers=(),
         checkpoint=checkpoint,

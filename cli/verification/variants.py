@@ -40,7 +40,7 @@ def observed(job: JobSpec) -> JobSpec:
     return replace(
         job,
         checkpoint=CheckpointSpec(asynchronous=job.checkpoint.asynchronous),
-        train=replace(job.train, max_time=None),
+        train=replace(job.train, max_time=None, on_spike=None),
         evaluate=EvaluateSpec(metrics=job.evaluate.metrics),
         expect=(),
         sweep={},
@@ -59,7 +59,7 @@ def one_process(job: JobSpec) -> JobSpec:
         parallelism=ParallelismSpec(),
         memory=MemorySpec(),
         data=replace(job.data, workers=0),
-        train=replace(job.train, compile=False, max_time=None),
+        train=replace(job.train, compile=False, max_time=None, on_spike=None),
         launch=LaunchSpec(timeout=job.launch.timeout),
     )
 

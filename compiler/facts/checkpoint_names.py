@@ -13,6 +13,11 @@ def name_of(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def step_of(name: str) -> int:
+    """Returns the step of the checkpoint with a name."""
+    return int(name.removeprefix("step-"))
+
+
 def names_in(folder: str) -> list[str]:
     """Returns the names of the checkpoints in a folder, the oldest first. Raises OSError if it cannot be listed."""
     found = (NAME.fullmatch(name) for name in os.listdir(folder))

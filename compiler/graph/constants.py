@@ -99,6 +99,7 @@ def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> p.Trainin
         clip=job.train.clip_norm,
         clip_value=job.train.clip_value,
         on_nonfinite=job.train.on_nonfinite,  # type: ignore[arg-type]
+        on_spike=spike_step(job.train.on_spike),
         check_replicas=(in_steps(check_replicas, workload) or 0) if check_replicas else 0,
         # What a network has whose step is a user's own is not known before it is made.
         sync_batch_norm=layout.sizes["data"] > 1
@@ -460,6 +461,15 @@ def average_step(average: c.EMA | None, workload: Workload) -> p.AverageStep | N
     every = in_steps(average.every, workload) or 1
     after = (in_steps(average.after, workload) or 0) if average.after.value else 0
     return p.AverageStep(**values, every=every, after=after)
+
+
+def spike_step(response: c.SpikeResponse | None) -> p.SpikeStep | None:
+    if response is None:
+        return None
+    step = p.SpikeStep(action=response.word, window=response.window, deviations=response.deviations)  # type: ignore[arg-type]
+    if isinstance(response, c.RewindOnSpike):
+        return replace(step, steps=response.steps, skip=response.skip, times=response.times)
+    return step
 
 
 def goal_step(goal: Goal | None) -> p.GoalStep | None:

@@ -223,8 +223,21 @@ def _training(plan: PlanGraph) -> records.TrainingNode:
         seed=training.seed,
         restarts=training.restarts,
         check_replicas=training.check_replicas,
+        on_spike=_spike_text(training.on_spike),
         own_step=training.own_step is not None,
     )
+
+
+def _spike_text(spike: p.SpikeStep | None) -> str:
+    """Returns the response to a spike of the loss in words; "" if there is none."""
+    if spike is None:
+        return ""
+    words = {
+        "rewind": f"goes back at least {plural(spike.steps, 'step')}, skips {plural(spike.skip, 'batch')}",
+        "stop": "ends the training",
+        "note": "is noted",
+    }
+    return f"{words[spike.action]}; {spike.deviations:g} deviations above the mean of {spike.window} losses"
 
 
 def _compiled(training: p.Training, loss: p.LossStep) -> str:

@@ -230,6 +230,20 @@ class MetricStep(Record):
 
 
 @record
+class SpikeStep(Record):
+    """The response to a loss that is above the mean of `window` losses by more than `deviations` of their standard
+    deviations. A rewind goes back at least `steps` and skips the last `skip` batches, at most `times` times.
+    """
+
+    action: Literal["rewind", "stop", "note"]
+    window: int
+    deviations: float
+    steps: int = 0
+    skip: int = 0
+    times: int = 0
+
+
+@record
 class GoalStep(Record):
     """The best value of a metric over the evaluations: the highest, or the lowest. runtime/loop/best_metric.py compares
     them.
@@ -422,6 +436,7 @@ class Training(Record):
     clip: float | None  # the largest norm of the whole gradient
     clip_value: float | None = None  # the largest absolute value in it
     on_nonfinite: Literal["stop", "skip", "continue"] = "stop"  # for a step whose loss is not finite
+    on_spike: SpikeStep | None = None
     check_replicas: int = 0  # steps between two bitwise comparisons of the copies of parameters; 0: none
     sync_batch_norm: bool
     moves_buffers: bool = False  # forward passes move some by their samples: each step begins with rank 0's

@@ -329,6 +329,7 @@ class TrainingNode(Record):
     seed: int
     restarts: int = 0
     check_replicas: int = 0  # steps
+    on_spike: str = ""  # in words
     own_step: bool = False  # a step of the user's own trains
 
 

@@ -342,6 +342,8 @@ def _training(plan: PlanView) -> list[str]:
         *([("compiled", training.compiled)] if training.compiled else []),
         ("seed", str(training.seed)),
     ]
+    if training.on_spike:
+        rows.append(("loss spike", training.on_spike))
     if training.check_replicas:
         rows.append(("replicas", f"compared bit by bit every {plural(training.check_replicas, 'step')}"))
     if training.restarts:

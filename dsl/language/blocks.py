@@ -308,6 +308,13 @@ class TrainSpec(Block):
         "what happens if the loss of a step is not finite: training ends, the update is skipped, or nothing",
         default="stop",
     )
+    on_spike: c.SpikeResponse | None = arg(
+        calls("on_spike"),
+        "what happens if the loss of a step is far above the losses before it: the training goes back and skips "
+        "batches, ends, or notes it; the loss is then read in each step",
+        default=None,
+        shown="none",
+    )
     check_replicas: Quantity | None = arg(
         measure("steps", "epochs", above=0),
         "how often ranks compare their copies of the parameters bit by bit; a rank that differs is named, and with "

@@ -27,6 +27,8 @@ UNITS: dict[str, tuple[Dimension, int, int]] = {
     "d": ("time", 86400, 1),
     "step": ("steps", 1, 1),
     "steps": ("steps", 1, 1),
+    "batch": ("steps", 1, 1),  # a step has one global batch
+    "batches": ("steps", 1, 1),
     "epoch": ("epochs", 1, 1),
     "epochs": ("epochs", 1, 1),
     "%": ("ratio", 1, 100),

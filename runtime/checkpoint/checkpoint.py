@@ -28,12 +28,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
 
-from dslc.compiler.facts.checkpoint_names import checkpoint_folder, name_of
+from dslc.compiler.facts.checkpoint_names import checkpoint_folder, name_of, step_of
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.number_text import path_text
 from dslc.compiler.ir.program import JobProgram, RankPlace
@@ -60,6 +60,8 @@ class Start:
     seconds: float = 0.0
     goals: Mapping[str, files.Progress] = field(default_factory=dict)
     stream: Marks = field(default_factory=dict)
+    skipped: tuple[int, ...] = ()
+    losses: tuple[float, ...] = ()
 
 
 def preload(job: JobProgram) -> None:
@@ -70,6 +72,21 @@ def preload(job: JobProgram) -> None:
 
 def _uses_checkpoints(job: JobProgram) -> bool:
     return job.checkpoint.is_enabled or job.checkpoint.resume != "none"
+
+
+class SpikeHistory(Protocol):
+    """What a training keeps of spikes of its loss (loop/loss_spikes.py): the steps to skip, the last losses, and the
+    step from which or before which it begins after a rewind.
+    """
+
+    @property
+    def skipped(self) -> tuple[int, ...]: ...
+
+    @property
+    def losses(self) -> tuple[float, ...]: ...
+
+    @property
+    def rewind_to(self) -> int | None: ...
 
 
 class Checkpoints:
@@ -86,7 +103,9 @@ class Checkpoints:
         is_restart: bool = False,
         notify: Callable[[str], object] = lambda text: None,
         rate: Callable[[int], float | None] = lambda step: None,
+        spikes: SpikeHistory | None = None,
     ) -> None:
+        self._spikes = spikes
         self._rate = rate  # the learning rate after so many steps
         self._tell_watcher = notify  # in words, on rank 0
         self._written: tuple[int, str] | None = None  # the step of the last one, and why it could not be written
@@ -144,8 +163,10 @@ class Checkpoints:
             raise CheckpointError(_none_to_take(choice, folder))
         self._tell(choice, folder)
         if candidate is None or candidate.manifest is None:
+            self._remove_newer(folder, 0)
             return Start()
         manifest = candidate.manifest
+        self._remove_newer(self._folder, manifest.step)
         self._keep(manifest.step, candidates, folder)
         self._keep_best(candidate.path, manifest)
         self.newest = self._good = path_text(candidate.path)
@@ -161,12 +182,26 @@ class Checkpoints:
             seconds=manifest.seconds,
             goals=manifest.goals,
             stream=manifest.stream,
+            skipped=manifest.skipped,
+            losses=manifest.losses,
         )
+
+    def _remove_newer(self, folder: str, step: int) -> None:
+        """Removes the checkpoints of the training's own that a rewind to `step` leaves behind."""
+        is_own_folder = self.on and os.path.realpath(folder) == os.path.realpath(self._folder)
+        if self._rank != 0 or not is_own_folder or self._spikes is None or self._spikes.rewind_to is None:
+            return
+        for path in files.checkpoints_in(self._folder):
+            if step_of(os.path.basename(path)) > step:
+                files.remove(path)
 
     def _choose(self, place: str) -> tuple[files.Choice, list[files.CheckpointCandidate]]:
         candidates = self._of_rank_0(
             [files.look(path) for path in files.checkpoints_in(place)] if self._rank == 0 else []
         )
+        limit = self._spikes.rewind_to if self._spikes is not None else None
+        if limit is not None and place == self._folder:
+            candidates = [each for each in candidates if each.manifest is None or each.manifest.step <= limit]
         return files.choose(candidates, self._fit, self._job.steps, self._damage), candidates
 
     def _prepare_folder(self) -> None:
@@ -302,6 +337,8 @@ class Checkpoints:
             stream=start.stream,
             steps=self._job.steps,
             next_rate=self._rate(step),
+            skipped=self._spikes.skipped if self._spikes is not None else (),
+            losses=self._spikes.losses if self._spikes is not None else (),
         )
         if self._step.asynchronous:
             tensors = self._copies.take(tensors)
@@ -405,6 +442,12 @@ class Checkpoints:
 
     def _remove_older(self) -> None:
         old_paths = [path for path in self._kept[: -self._step.keep] if path != self._best]
+        if self._spikes is not None and self._job.on_spike is not None and self._kept:
+            # A rewind from the next step on goes back so far.
+            steps = {path: step_of(os.path.basename(path)) for path in self._kept}
+            limit = max(steps.values()) + 1 - self._job.on_spike.steps
+            needed = max((step for step in steps.values() if step <= limit), default=0)
+            old_paths = [path for path in old_paths if steps[path] < needed]
         for path in old_paths:
             files.remove(path)
             self._kept.remove(path)

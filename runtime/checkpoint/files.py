@@ -115,6 +115,8 @@ class Manifest:
     stream: Mapping[str, Any] = field(default_factory=dict)
     steps: int = 0
     next_rate: float | None = None
+    skipped: tuple[int, ...] = ()  # steps whose batches are skipped after a spike of the loss
+    losses: tuple[float, ...] = ()  # the last ones, if spikes are looked for (loop/loss_spikes.py)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,7 +299,7 @@ def _check_numbers(value: object, place: str) -> None:
         for inner in value:
             _check_numbers(inner, place)
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        negative = value < 0 and not place.endswith(".best")
+        negative = value < 0 and not place.endswith((".best", ".losses"))
         if negative or abs(value) > _NUMBER_LIMIT or not math.isfinite(value):
             raise DecodeError(f"{place} is {reprlib.repr(value)}")
 

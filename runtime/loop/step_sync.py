@@ -98,6 +98,26 @@ class StepReduction:
         self.loss = summed / target_count if target_count else math.nan
         self.further = {name: value / self._samples for name, value in zip(further, rank_sums, strict=True)}
 
+    def mean_loss(self, total: Tensor, number: int | Tensor) -> float:
+        """Returns the mean loss of a step's global batch, which all ranks compute alike."""
+        if self.loss is not None:
+            return self.loss
+        summed = total.detach().double() * mesh_of(self._job).leads if self._job.world_size > 1 else total.double()
+        if self._job.world_size > 1:
+            summed = summed.clone()
+            with collectives.exclude_collectives():
+                dist.all_reduce(summed)
+        return summed.item() / float(number) if float(number) else math.nan
+
+    def skip(self) -> None:
+        """Agrees on whether the ranks leave, in a step without passes: all have to come to it first."""
+        arrivals = torch.zeros((), device=self._parts.device)
+        if self._job.world_size > 1:
+            with collectives.exclude_collectives():
+                dist.all_reduce(arrivals)
+        arrivals.item()
+        self.stopped = self._stops()
+
     def _may_be_saved(self) -> bool:
         return self._checkpoints.due(self._step, self.late) or (
             self._goals.some and is_evaluated(self._job, self._step)

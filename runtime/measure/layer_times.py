@@ -197,6 +197,7 @@ def _measured_training(job: JobProgram, step: float) -> JobProgram:
         evaluate_start=False,
         evaluate_training=False,
         early_stopping=None,
+        on_spike=None,
         tensorboard=False,
         hooks=(),
         loggers=(),

@@ -12,6 +12,7 @@ Contract: report.json is written by every run that trained to its end or was sto
                 first. It excludes evaluation, and includes the delay of a checkpoint in between. `source` is where the
                 prediction comes from (bound, estimated, published, fitted, measured), and `calibrate` the command that
                 measures anew what predictions rest on
+    skipped_batches  [{step, samples}]: the batches that are skipped after spikes of the loss (loop/loss_spikes.py)
     ranks       for each rank
         rank
         memory          {predicted, measured}: bytes by kind at the peak, `peak` itself, `rest` (between two steps), and
@@ -49,14 +50,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from dslc.compiler.facts.untrusted_files import replacing
+from dslc.compiler.facts.untrusted_files import read_text, replacing
 from dslc.compiler.ir.actions import Cadence
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace, StepPhases, TrainMode
 from dslc.runtime.measure import collectives
 from dslc.runtime.measure.slow_steps import compared_phases, median_phases
 from dslc.runtime.measure.track_memory import KINDS, Tracker
-from dslc.runtime.process.records import Record, naming, read_metrics
+from dslc.runtime.process.records import SKIPPED, Record, naming, read_metrics
 from dslc.runtime.step.assemble import TrainingComponents
 
 NAME = "report.json"
@@ -163,6 +164,7 @@ def write_report(run_dir: str, plan: Mapping[str, Any], job: JobProgram, steps: 
         "plan": plan["hash"],
         "steps": {"planned": plan["data"]["steps"], "done": steps},
         "step_time": {**times, "calibrate": job.calibrate},
+        "skipped_batches": skipped_batches(run_dir),
         "ranks": [_rank(run_dir, plan, job, rank) for rank in range(_world_size(plan))],
     }
     path = os.path.join(run_dir, NAME)
@@ -170,6 +172,15 @@ def write_report(run_dir: str, plan: Mapping[str, Any], job: JobProgram, steps: 
         json.dump(report, file, indent=1)
         file.write("\n")
     return report
+
+
+def skipped_batches(run_dir: str) -> list[dict[str, Any]]:
+    """Returns the step of each skipped batch with the numbers of its samples."""
+    try:
+        spikes = json.loads(read_text(os.path.join(run_dir, SKIPPED), 1 << 24))["spikes"]
+    except FileNotFoundError:
+        return []
+    return [{"step": step, "samples": spike["samples"][str(step)]} for spike in spikes for step in spike["skipped"]]
 
 
 def step_time(records: Sequence[Record]) -> float | None:

@@ -42,7 +42,7 @@ from dslc.compiler.ir.program import JobProgram, ModuleStep
 from dslc.runtime.process.error_text import READ, error_text, narrow
 from dslc.runtime.process.frame_ownership import is_ours, is_pythons, is_torchs
 from dslc.runtime.process.job_line import during, line_of
-from dslc.runtime.process.records import NAME, NOTES
+from dslc.runtime.process.records import NAME, NOTES, SKIPPED
 from dslc.runtime.process.stop import RunControl
 
 Kind = Literal["error", "ended", "timeout", "lost"]
@@ -78,6 +78,7 @@ class Failure:
     host: str = ""  # where it was, if the training has several
     tail: tuple[str, ...] = ()  # the last lines of the log, for the other hosts
     lasting: bool = False  # another start would meet it again
+    rewinds: bool = False  # the ranks go back after a spike of the loss, which takes no restart
     goes_on: bool = False  # the training, when its command is typed again
 
 
@@ -189,6 +190,7 @@ def record(
         ),
         time=now,
         lasting=bool(getattr(error, "lasting", False)) and _explains_itself(error),
+        rewinds=bool(getattr(error, "rewinds", False)) and _explains_itself(error),
     )
 
 
@@ -326,7 +328,7 @@ def line_of_module(job: JobProgram, name: str) -> str:
 
 def forget(run_dir: str, goes_on: bool = False) -> None:
     """Removes the reports of an earlier training from the run directory, except the records of one that `goes_on`."""
-    for name in (NOTES, "weights.safetensors", *(() if goes_on else (NAME,))):
+    for name in (NOTES, "weights.safetensors", *(() if goes_on else (NAME, SKIPPED))):
         with contextlib.suppress(FileNotFoundError):
             os.remove(os.path.join(run_dir, name))
 

@@ -30,6 +30,7 @@ from dslc.compiler.facts.untrusted_files import LINE_LIMIT, open_file, open_to_a
 
 NAME = "metrics.jsonl"
 NOTES = os.path.join("logs", "notes.txt")
+SKIPPED = "skipped_batches.json"  # of spikes of the loss (loop/loss_spikes.py)
 PHASES = ("data", "passes", "exposed", "update", "host")
 _FACTS = frozenset(
     (

@@ -222,6 +222,13 @@ def _needs_agreement(job: JobSpec, exchange: ExchangePolicy) -> Iterator[tuple[s
             told,
             remedy(set_field("train.on_nonfinite", "stop")),
         )
+    if train.on_spike is not None:
+        yield (
+            "`on_spike`",
+            train.value_span("on_spike"),
+            "is decided in each step by the loss of the whole batch",
+            remedy(remove_field("train.on_spike")),
+        )
     if train.check_replicas is not None:
         yield (
             "`check_replicas`",
