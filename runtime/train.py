@@ -135,7 +135,7 @@ class _TrainingRun:
         positions.enter_phase(Phase.RESUME)
         start = self._checkpoints.resume()
         if self._spikes is not None:
-            self._spikes.resume(start.skipped, start.losses)
+            self._spikes.resume(start.skipped_steps, start.losses)
         if parts.exchange is not None:
             parts.exchange.step = start.step
         if hooks is not None:
@@ -224,7 +224,7 @@ class _TrainingRun:
     def _ends_with(self, batch: StepBatch) -> bool:
         """Does the next step, with all that follows from it. Returns True if it is the last."""
         told, hooks, guard = self._told, self._hooks, self._guard
-        if self._spikes is not None and self._spikes.is_skipped(self._step + 1):
+        if self._spikes is not None and self._spikes.needs_skip(self._step + 1):
             return self._skip(batch)
         rate = self._begin(batch.epoch)
         self._losses = 0

@@ -46,7 +46,7 @@ from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.rules.data.images import picture_step
 from dslc.compiler.rules.parallelism.exchange import exchange_span
 from dslc.dsl.language import calls as c
-from dslc.dsl.language.goals import EarlyStopping, Goal
+from dslc.dsl.language.goals import EarlyStopping, Goal, RewindOnSpike, SpikeResponse
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.lr_schedules import Plateau, PythonSchedule, Schedule
@@ -463,11 +463,11 @@ def average_step(average: c.EMA | None, workload: Workload) -> p.AverageStep | N
     return p.AverageStep(**values, every=every, after=after)
 
 
-def spike_step(response: c.SpikeResponse | None) -> p.SpikeStep | None:
+def spike_step(response: SpikeResponse | None) -> p.SpikeStep | None:
     if response is None:
         return None
     step = p.SpikeStep(action=response.word, window=response.window, deviations=response.deviations)  # type: ignore[arg-type]
-    if isinstance(response, c.RewindOnSpike):
+    if isinstance(response, RewindOnSpike):
         return replace(step, steps=response.steps, skip=response.skip, times=response.times)
     return step
 

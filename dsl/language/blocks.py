@@ -7,7 +7,7 @@ from typing import ClassVar
 from dslc.dsl.bounds import PATTERNS
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.exchanges import Allreduce, Exchange
-from dslc.dsl.language.goals import EarlyStopping, Goal
+from dslc.dsl.language.goals import EarlyStopping, Goal, SpikeResponse
 from dslc.dsl.language.layers import Layers, PythonNetwork, TransformersNetwork
 from dslc.dsl.language.lr_schedules import Constant
 from dslc.dsl.language.metrics import LossMetric
@@ -308,7 +308,7 @@ class TrainSpec(Block):
         "what happens if the loss of a step is not finite: training ends, the update is skipped, or nothing",
         default="stop",
     )
-    on_spike: c.SpikeResponse | None = arg(
+    on_spike: SpikeResponse | None = arg(
         calls("on_spike"),
         "what happens if the loss of a step is far above the losses before it: the training goes back and skips "
         "batches, ends, or notes it; the loss is then read in each step",

@@ -436,37 +436,6 @@ class ClipValue(Call):
     limit: float = arg(Float(above=0), "the largest absolute value")
 
 
-@record
-class SpikeResponse(Call):
-    """A response to a spike: a loss above the mean of the `window` losses before it by more than `deviations` of their
-    standard deviations, and by at least 1% of the mean. There is none before `window` losses are known.
-    """
-
-    window: int = arg(measure("steps", min=2), "the losses that a loss is compared with", default=64)
-    deviations: float = arg(Float(above=0), "standard deviations above their mean", default=6.0)
-
-
-@call("on_spike", "rewind")
-class RewindOnSpike(SpikeResponse):
-    """Goes back to the last checkpoint at least `steps` before the spike, or to the first step, and skips the batches
-    that led to it.
-    """
-
-    steps: int = arg(measure("steps", min=1), "how far it goes back at least", default=200)
-    skip: int = arg(measure("steps", min=1), "the batches that are skipped, up to the spike's", default=2)
-    times: int = arg(Int(min=1), "the rewinds in all, after which a spike ends the training", default=3)
-
-
-@call("on_spike", "stop")
-class StopOnSpike(SpikeResponse):
-    """Ends the training before the state after the spike is saved."""
-
-
-@call("on_spike", "note")
-class NoteSpike(SpikeResponse):
-    """Notes the spike and its samples, and trains on."""
-
-
 @call("ema")
 class EMA(Call):
     """After every `every`, average = decay * average + (1 - decay) * weights; the first time it is the weights. With

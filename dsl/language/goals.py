@@ -1,13 +1,14 @@
-"""Goals: the lowest or the highest value of a metric over the evaluations of a training.
+"""Goals, and responses to spikes of the loss.
 
-A goal says which checkpoint is the best, or, with patience, when a training ends early.
+A goal is the lowest or the highest value of a metric over the evaluations of a training. It says which checkpoint is
+the best, or, with patience, when a training ends early.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from dslc.dsl.language.registry import Call, Float, Int, Name, arg, call
+from dslc.dsl.language.registry import Call, Float, Int, Name, arg, call, measure
 from dslc.dsl.record import record
 
 METRIC_DOC = (
@@ -59,3 +60,34 @@ class StopAtHighest(EarlyStopping):
     """Ends the training once the metric rises no more. A value that is not finite is no improvement."""
 
     highest: ClassVar = True
+
+
+@record
+class SpikeResponse(Call):
+    """A response to a spike: a loss above the mean of the `window` losses before it by more than `deviations` of their
+    standard deviations, and by at least 1% of the mean. There is none before `window` losses are known.
+    """
+
+    window: int = arg(measure("steps", min=2), "the losses that a loss is compared with", default=64)
+    deviations: float = arg(Float(above=0), "standard deviations above their mean", default=6.0)
+
+
+@call("on_spike", "rewind")
+class RewindOnSpike(SpikeResponse):
+    """Goes back to the last checkpoint at least `steps` before the spike, or to the first step, and skips the batches
+    that led to it.
+    """
+
+    steps: int = arg(measure("steps", min=1), "how far it goes back at least", default=200)
+    skip: int = arg(measure("steps", min=1), "the batches that are skipped, up to the spike's", default=2)
+    times: int = arg(Int(min=1), "the rewinds in all, after which a spike ends the training", default=3)
+
+
+@call("on_spike", "stop")
+class StopOnSpike(SpikeResponse):
+    """Ends the training before the state after the spike is saved."""
+
+
+@call("on_spike", "note")
+class NoteSpike(SpikeResponse):
+    """Notes the spike and its samples, and trains on."""

@@ -60,7 +60,7 @@ class Start:
     seconds: float = 0.0
     goals: Mapping[str, files.Progress] = field(default_factory=dict)
     stream: Marks = field(default_factory=dict)
-    skipped: tuple[int, ...] = ()
+    skipped_steps: tuple[int, ...] = ()
     losses: tuple[float, ...] = ()
 
 
@@ -80,7 +80,7 @@ class SpikeHistory(Protocol):
     """
 
     @property
-    def skipped(self) -> tuple[int, ...]: ...
+    def skipped_steps(self) -> tuple[int, ...]: ...
 
     @property
     def losses(self) -> tuple[float, ...]: ...
@@ -182,7 +182,7 @@ class Checkpoints:
             seconds=manifest.seconds,
             goals=manifest.goals,
             stream=manifest.stream,
-            skipped=manifest.skipped,
+            skipped_steps=manifest.skipped_steps,
             losses=manifest.losses,
         )
 
@@ -337,7 +337,7 @@ class Checkpoints:
             stream=start.stream,
             steps=self._job.steps,
             next_rate=self._rate(step),
-            skipped=self._spikes.skipped if self._spikes is not None else (),
+            skipped_steps=self._spikes.skipped_steps if self._spikes is not None else (),
             losses=self._spikes.losses if self._spikes is not None else (),
         )
         if self._step.asynchronous:

@@ -115,7 +115,7 @@ class Manifest:
     stream: Mapping[str, Any] = field(default_factory=dict)
     steps: int = 0
     next_rate: float | None = None
-    skipped: tuple[int, ...] = ()  # steps whose batches are skipped after a spike of the loss
+    skipped_steps: tuple[int, ...] = ()  # steps whose batches are skipped after a spike of the loss
     losses: tuple[float, ...] = ()  # the last ones, if spikes are looked for (loop/loss_spikes.py)
 
 

@@ -88,28 +88,28 @@ class LossSpikes:
             record = told[0]
         self._spikes: list[dict[str, Any]] = record["spikes"]
         self.rewind_to: int | None = record["rewind_to"]  # the training begins at this step or before
-        self._skipped = {step for spike in self._spikes for step in spike["skipped"]}
+        self._skipped_steps = {step for spike in self._spikes for step in spike["skipped_steps"]}
         self._losses: deque[float] = deque(maxlen=how.window)
 
     @property
-    def skipped(self) -> tuple[int, ...]:
+    def skipped_steps(self) -> tuple[int, ...]:
         """The steps, from 1, whose batches are skipped."""
-        return tuple(sorted(self._skipped))
+        return tuple(sorted(self._skipped_steps))
 
     @property
     def losses(self) -> tuple[float, ...]:
         return tuple(self._losses)
 
-    def resume(self, skipped: Iterable[int], losses: Iterable[float]) -> None:
+    def resume(self, skipped_steps: Iterable[int], losses: Iterable[float]) -> None:
         """Takes over what a checkpoint has, once all ranks have gone back to it."""
-        self._skipped.update(skipped)
+        self._skipped_steps.update(skipped_steps)
         self._losses.extend(losses)
         if self.rewind_to is not None:
             self.rewind_to = None
             self._write()
 
-    def is_skipped(self, step: int) -> bool:
-        return step in self._skipped
+    def needs_skip(self, step: int) -> bool:
+        return step in self._skipped_steps
 
     def follow(self, step: int, loss: float, newest_checkpoint: Callable[[], str]) -> None:
         """Takes the loss of a step. Raises LossSpikeError, on all ranks, if the training goes back or ends."""
@@ -124,7 +124,7 @@ class LossSpikes:
 
     def _respond(self, spike: Spike, newest_checkpoint: Callable[[], str]) -> None:
         how = self._how
-        rewinds = sum(bool(each["skipped"]) for each in self._spikes)
+        rewinds = sum(bool(each["skipped_steps"]) for each in self._spikes)
         again = how.action == "rewind" and rewinds < how.times
         steps = [step for step in range(max(1, spike.step - how.skip + 1), spike.step + 1) if again]
         samples = {step: self._samples(step) for step in steps or [spike.step]}
@@ -134,7 +134,7 @@ class LossSpikes:
                 "loss": spike.loss,
                 "mean": spike.mean,
                 "deviation": spike.deviation,
-                "skipped": steps,
+                "skipped_steps": steps,
                 "samples": {str(step): numbers for step, numbers in samples.items()},
             }
         )

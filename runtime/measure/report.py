@@ -180,7 +180,9 @@ def skipped_batches(run_dir: str) -> list[dict[str, Any]]:
         spikes = json.loads(read_text(os.path.join(run_dir, SKIPPED), 1 << 24))["spikes"]
     except FileNotFoundError:
         return []
-    return [{"step": step, "samples": spike["samples"][str(step)]} for spike in spikes for step in spike["skipped"]]
+    return [
+        {"step": step, "samples": spike["samples"][str(step)]} for spike in spikes for step in spike["skipped_steps"]
+    ]
 
 
 def step_time(records: Sequence[Record]) -> float | None:

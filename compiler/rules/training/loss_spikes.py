@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dslc.compiler.placement.workload import Workload, in_steps
 from dslc.dsl.diagnostics import Diagnostic, Note
-from dslc.dsl.language.calls import RewindOnSpike
+from dslc.dsl.language.goals import RewindOnSpike
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.remedy import remedy, set_argument, set_field
 from dslc.dsl.words import plural
