@@ -200,8 +200,11 @@ class PositionFile:
     def write(self, positions: HostPositions) -> None:
         self._at = time.monotonic()
         with contextlib.suppress(OSError):
+            folder = os.path.dirname(self._path)
+            if os.path.islink(folder):
+                return  # nothing is written through a link
             with contextlib.suppress(FileExistsError):
-                os.mkdir(os.path.dirname(self._path))  # not its parents: a run directory that was removed stays so
+                os.mkdir(folder)  # not its parents: a run directory that was removed stays so
             with replacing(self._path) as file:
                 json.dump(asdict(positions), file)
 
@@ -216,7 +219,9 @@ def _details(text: str, since: int) -> PositionDetails | None:
 
 
 def forget_positions(run_dir: str) -> None:
-    """Removes the files of an earlier run in the folder."""
+    """Removes the files of an earlier run in the folder, and what else has the name of their folder."""
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(run_dir, FOLDER))  # a link or a pipe: a folder stays
     with contextlib.suppress(OSError):
         for name in os.listdir(os.path.join(run_dir, FOLDER)):
             if _FILE.fullmatch(name):

@@ -18,6 +18,7 @@ from dslc.runtime.process.positions import (
     PositionFile,
     RankPosition,
     Waits,
+    forget_positions,
     position_number,
     read_positions,
 )
@@ -191,3 +192,16 @@ def test_files_of_an_earlier_start_are_left_out(tmp_path: Path) -> None:
     PositionFile(str(tmp_path), board, 4, LINES).update()
     (found,), _ = read_positions(str(tmp_path))
     assert found.attempt == 2 and [place.rank for place in found.ranks] == [2, 3]
+
+
+def test_nothing_is_written_or_removed_through_a_link(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "rank-0.json").write_text("theirs")
+    (tmp_path / FOLDER).symlink_to(theirs)
+    PositionFile(str(tmp_path), RunControl(1), 1, LINES).update()
+    assert (theirs / "rank-0.json").read_text() == "theirs"
+    forget_positions(str(tmp_path))
+    assert (theirs / "rank-0.json").read_text() == "theirs" and not (tmp_path / FOLDER).exists()
+    PositionFile(str(tmp_path), RunControl(1), 1, LINES).update()
+    assert [found.host for found in read_positions(str(tmp_path))[0]]
