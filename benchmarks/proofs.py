@@ -23,7 +23,8 @@ def row(name: str, proof: Proof) -> str:
     apart = largest_difference(proof.tool.losses, proof.job.losses)
     rest = "" if proof.at_tool_rates is None else f"{_at_rates(proof):.0e}"
     fall = f"{proof.tool.losses[0]:.3f} to {proof.tool.losses[-1]:.3f}"
-    cells = [name, proof.tool.name, fall, f"{apart:.0e}", rest, "; ".join(proof.findings[1:-1])]
+    differs = "; ".join(finding for finding in proof.findings[:3] if "the same" not in finding)
+    cells = [name, proof.tool.name, fall, f"{apart:.0e}", rest, differs or "nothing"]
     return f"| {' | '.join(cells)} |"
 
 

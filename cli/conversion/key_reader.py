@@ -201,7 +201,9 @@ class KeyReader:
         for section, reason in self.table.removed.items():
             if not is_off(self.file.value(section)):
                 self.warn_ignored(
-                    section, f"{self.tool} refuses `{section}` in its newest versions: {reason}", "remove it"
+                    section,
+                    f"{self.tool} refuses `{section}` in its newest versions: {reason}",
+                    "remove it, or write what takes its place",
                 )
         self.draft.verdicts.setdefault(self.file.name, []).extend(verdicts)
 

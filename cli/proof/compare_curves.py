@@ -8,6 +8,7 @@ schedule alone changes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from dslc.proof.runners.proof_files import Curve
@@ -66,8 +67,14 @@ def _difference(a: float, b: float) -> float:
 
 def _loss_scale(tool: Curve, job: Curve, factors: Mapping[str, int]) -> list[str]:
     ratio = _ratio(tool.losses[0], job.losses[0])
-    if abs(ratio - 1) <= LOSS:
+    if abs(ratio - 1) <= LOSS / 10:
         return ["the losses of step 1 are the same: same weights, same samples, same mean"]
+    if tool.targets[0] != tool.targets[1]:
+        least, most = tool.targets
+        return [
+            f"the loss of step 1 is {ratio:.5g} times the job's: the tool averages the means of micro-batches, which "
+            f"have {least} to {most} targets, and the job all targets"
+        ]
     return [f"the loss of step 1 is {_times(ratio, factors)}"]
 
 
@@ -114,5 +121,18 @@ def _rate_finding(tool: Curve, job: Curve, factors: Mapping[str, int]) -> str:
         if len(faster) > 2 and all(abs(a - b) <= 1e-4 * scale for a, b in faster):
             names = " or ".join(name for name, size in factors.items() if size == factor)
             return f"the tool's schedule moves {factor} times in a step: once for each {names}"
+    if _is_logarithmic(tool.rates):
+        return "the tool's warm-up rises along a logarithm, and stays at the lowest rate for two steps"
+    peaks = tool.rates.index(max(tool.rates)) + 1, job.rates.index(max(job.rates)) + 1
+    if peaks[0] != peaks[1] and abs(max(tool.rates) - max(job.rates)) <= RATE * scale:
+        return f"the rate peaks at step {peaks[0]} in the tool, and at step {peaks[1]} in the job: the warm-ups differ"
     pair = f"{tool.rates[step - 1]:.6g} and {job.rates[step - 1]:.6g} in the job"
     return f"the learning rates differ from step {step} on: {pair}"
+
+
+def _is_logarithmic(rates: Sequence[float]) -> bool:
+    """True for DeepSpeed's default warm-up, whose step k, from 3, has log(k - 1) shares of the highest rate."""
+    rise = [rate for rate in rates[2:] if rate > 0]
+    shares = [math.log(k) for k in range(2, 2 + len(rise))]
+    end = next((k for k in range(1, len(rise)) if rise[k] <= rise[k - 1]), len(rise))
+    return end > 2 and all(abs(rise[k] * shares[0] - rise[0] * shares[k]) <= 1e-3 * rise[k] for k in range(1, end - 1))

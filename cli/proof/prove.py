@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.program import CheckpointStep, ObserveMode
 from dslc.conversion.convert import convert_files
@@ -15,20 +14,21 @@ from dslc.conversion.recognize import TOOLS
 from dslc.conversion.tools.deepspeed import resolve_autos
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.json_value import Json
+from dslc.dsl.language.blocks import LaunchSpec, MemorySpec, ParallelismSpec
+from dslc.dsl.language.calls import Fp32
+from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.units import number
 from dslc.dsl.meaning.load import LoadResult, load_text
+from dslc.dsl.words import quoted
 from dslc.jobs.check_job import show
 from dslc.jobs.prepare_run import Ready, launch_quietly, prepare, show_failure
 from dslc.proof.compare_curves import compare_curves, rates_differ
 from dslc.proof.proof_job import ProofSizes, default_base, proof_draft, steps_per_epoch, with_base
-from dslc.proof.run_tool import RUNNERS, check_tool, run_tool
+from dslc.proof.run_tool import NOT_RUN, RUNNERS, check_tool, run_tool
 from dslc.proof.runners.proof_files import Curve, ProofSetup, write_setup
 from dslc.runtime.process.program_file import write_program
 from dslc.terminal.exit_codes import JOB_AT_FAULT, TRAINING_FAILED, CommandFailedError
 from dslc.verification.variants import observed, one_process
-
-if TYPE_CHECKING:
-    from dslc.dsl.language.job import JobSpec
 
 _RATES = "tool_rates"  # the module with the tool's rates
 
@@ -51,8 +51,7 @@ def prove(draft: Draft, *, model: str, python: str, steps: int, folder: str) -> 
     """
     name = draft.tools[0]
     if name not in RUNNERS:
-        raise CommandFailedError(f"--prove runs {', '.join(tool.title for tool in RUNNERS.values())}, and not yet "
-                                 f"{TOOLS[name]}", JOB_AT_FAULT)  # fmt: skip
+        raise CommandFailedError(f"--prove does not run {TOOLS[name]}: {NOT_RUN[name]}", JOB_AT_FAULT)
     check_tool(RUNNERS[name], python)
     resolutions: list[str] = []
     autos: Mapping[str, Json] = {}
@@ -61,9 +60,9 @@ def prove(draft: Draft, *, model: str, python: str, steps: int, folder: str) -> 
     small, sizes = proof_draft(draft)
     base = os.path.abspath(model) if model else _write_base(small, sizes, steps, folder)
     text = with_base(small, base)
-    _write(folder, "job.plt", text)
-    job = _prepare(text, folder)
-    one = _prepare(text, folder, one_rank=True)
+    home = os.path.dirname(base)  # where code of yours is found
+    job = _prepare(text, home)
+    one = _prepare(text, home, one_rank=True)
     steps = min(steps, job.program.steps)
     setup = ProofSetup(
         config=draft.files[name].root,
@@ -104,19 +103,34 @@ def _write(folder: str, name: str, text: str) -> str:
     return path
 
 
-def _prepare(text: str, folder: str, *, one_rank: bool = False) -> Ready:
+def _prepare(text: str, home: str, *, one_rank: bool = False) -> Ready:
     """Returns the job, ready to run and observed; in one process if `one_rank`."""
-    loaded: LoadResult = load_text(text, "job.plt", folder)
+    loaded: LoadResult = load_text(text, "job.plt", home)
     report = Report()
     ready = None
     if loaded.job is not None and not loaded.report.errors:
-        job: JobSpec = one_process(loaded.job) if one_rank else observed(loaded.job)
+        job = _on_cpus(loaded.job)
+        job = one_process(job) if one_rank else observed(job)
         ready = prepare(replace(loaded, job=job), report)
     if ready is None:
         show([*loaded.report.errors, *report.errors])
         raise CommandFailedError("the job of the proof is refused: --model names a job with your network and data",
                                  JOB_AT_FAULT)  # fmt: skip
     return replace(ready, program=replace(ready.program, mode=ObserveMode()))
+
+
+def _on_cpus(job: JobSpec) -> JobSpec:
+    """Returns the job with only data ranks and in fp32, also where a job that `--model` names says something else."""
+    parallelism = ParallelismSpec(
+        zero=job.parallelism.zero, microbatches=job.parallelism.microbatches, gradients=job.parallelism.gradients
+    )
+    return replace(
+        job,
+        parallelism=parallelism,
+        memory=MemorySpec(recompute=job.memory.recompute),
+        train=replace(job.train, precision=Fp32(), compile=False),
+        launch=LaunchSpec(timeout=job.launch.timeout),
+    )
 
 
 # Arguments by which a proof resolves `auto`, where no file has them.
@@ -175,5 +189,8 @@ def _train_at_rates(draft: Draft, base: str, rates: Sequence[float], job: Ready,
     changed = replace(draft, settings=dict(draft.settings), schedule=None)
     if draft.optimizer is not None and "lr" not in draft.optimizer.arguments:
         changed.optimizer = draft.optimizer.having(lr=number(peak))
-    changed.set("train.lr_schedule", f'python("{_RATES}:factor")')
-    return _train_job(_prepare(with_base(changed, base), folder), steps, os.path.join(folder, "at-tool-rates"))
+    module = os.path.join(folder, _RATES)
+    changed.set("train.lr_schedule", f"python({quoted(f'{module}:factor')})")
+    return _train_job(
+        _prepare(with_base(changed, base), os.path.dirname(base)), steps, os.path.join(folder, "at-tool-rates")
+    )

@@ -46,6 +46,11 @@ RUNNERS = {
     "lightning": Tool("Lightning", "lightning", "lightning"),
 }
 
+NOT_RUN = {
+    "torchtitan": "it trains on accelerators alone, and asks for CUDA where it finds none",
+    "axolotl": "it configures the Trainer of transformers, whose arguments --prove takes",
+}
+
 
 def check_tool(tool: Tool, python: str) -> None:
     """Raises ToolError if the interpreter does not have the tool."""

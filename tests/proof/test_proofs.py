@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -37,9 +38,16 @@ def curve(losses: list[float] = LOSSES, norm: float | None = 1.0, rates: list[fl
             None,
             "the norm of the gradient of step 1 is 8 times the job's: each micro-batch of each rank counts",
         ),
+        (
+            Curve(name="tool", losses=[3.9, *LOSSES[1:]], norms=[1.0] * 6, rates=RATES, targets=(31, 93)),
+            None,
+            "0.975 times the job's: the tool averages the means of micro-batches, which have 31 to 93 targets",
+        ),
         (curve(norm=None), None, "tool reports no norm of the gradient"),
         (curve(rates=[0.0, *RATES[:-1]]), None, "the tool's schedule is 1 step behind"),
         (curve(rates=[0.0, 0.5, 1.0, 2.0, 2.0, 2.0]), None, "moves 2 times in a step: once for each rank"),
+        (curve(rates=[0, 0, *(math.log(k) / math.log(5) for k in (2, 3, 4, 5))]), None, "rises along a logarithm"),
+        (curve(rates=[0.0, 1.0, 0.9, 0.8, 0.6, 0.4]), None, "peaks at step 2 in the tool, and at step 5 in the job"),
         (curve(rates=[0.1, *RATES[1:]]), None, "the learning rates differ from step 1 on: 0.1 and 0 in the job"),
         (curve([4.0, 3.5, 3.1, *LOSSES[3:]]), None, "same up to there: the update itself differs"),
         (curve([*LOSSES[:-1], 2.5]), curve([*LOSSES[:-1], 2.5]), "the schedule is all that differs"),
@@ -112,3 +120,9 @@ def test_a_tool_that_is_not_installed_is_named(tmp_path: Path, capsys: pytest.Ca
 def test_options_of_a_proof_need_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", str(tmp_path / "ds.json"), "--model", "net.plt"]) == 2
     assert "belong to --prove" in capsys.readouterr().err
+
+
+def test_a_tool_that_needs_gpus_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "llama.toml").write_text("[training]\nseq_len = 8\nlocal_batch_size = 2\n")
+    assert main(["convert", str(tmp_path / "llama.toml"), "--prove"]) == 1
+    assert "--prove does not run torchtitan: it trains on accelerators alone" in capsys.readouterr().err

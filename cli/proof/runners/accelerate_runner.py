@@ -12,6 +12,7 @@ from typing import Any
 from dslc.proof.runners.proof_files import (
     Curve,
     ProofSetup,
+    count_targets,
     leave_curve,
     load_network,
     load_program,
@@ -80,7 +81,9 @@ def main(folder: str) -> None:
     network = load_network(job)
     optimizer = plain_optimizer(job.optimizer, network)
     scheduler = plain_scheduler(job.learning_rate, optimizer)
-    loader: Any = DataLoader(load_samples(job, place, setup.steps), batch_size=setup.micro)
+    samples = load_samples(job, place, setup.steps)
+    curve.targets = count_targets(samples, setup, job)
+    loader: Any = DataLoader(samples, batch_size=setup.micro)
     network, optimizer, loader, scheduler = accelerator.prepare(network, optimizer, loader, scheduler)
     losses: list[torch.Tensor] = []
     for batch in loader:

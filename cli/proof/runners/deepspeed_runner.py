@@ -9,6 +9,7 @@ from typing import Any
 from dslc.proof.runners.proof_files import (
     Curve,
     ProofSetup,
+    count_targets,
     leave_curve,
     load_network,
     load_program,
@@ -93,7 +94,9 @@ def main(folder: str) -> None:
     own = {} if "optimizer" in config else {"optimizer": plain_optimizer(job.optimizer, network)}
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     engine, *_ = deepspeed.initialize(model=network, model_parameters=trained, config=config, **own)
-    batches = iter(rank_batches(load_samples(job, place, setup.steps), setup, dist.get_rank()))
+    samples = load_samples(job, place, setup.steps)
+    curve.targets = count_targets(samples, setup, job)
+    batches = iter(rank_batches(samples, setup, dist.get_rank()))
     for _ in range(setup.steps):
         total = 0.0
         for _ in range(setup.accumulation):

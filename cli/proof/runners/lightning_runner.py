@@ -10,6 +10,7 @@ from typing import Any
 from dslc.proof.runners.proof_files import (
     Curve,
     ProofSetup,
+    count_targets,
     leave_curve,
     load_network,
     load_program,
@@ -57,10 +58,12 @@ def adapt_trainer(setup: ProofSetup, known: set[str]) -> tuple[dict[str, Any], l
     return arguments, changes
 
 
-def configured(section: Any, *first: Any, **last: Any) -> Any:
-    """Makes the object of a section with `class_path` and `init_args`."""
+def make_object(section: Any, default_module: str, first: Any) -> Any:
+    """Makes the object of a section with `class_path` and `init_args`; a name without a module is of the default one,
+    as in a `LightningCLI`.
+    """
     module, _, name = str(section["class_path"]).rpartition(".")
-    return getattr(importlib.import_module(module), name)(*first, **(section.get("init_args") or {}), **last)
+    return getattr(importlib.import_module(module or default_module), name)(first, **(section.get("init_args") or {}))
 
 
 def main(folder: str) -> None:
@@ -106,13 +109,17 @@ def main(folder: str) -> None:
             section = setup.config.get("optimizer")
             if not isinstance(section, dict) or "class_path" not in section:
                 return plain_optimizer(job.optimizer, self)
-            optimizer = configured(section, self.parameters())
+            optimizer = make_object(section, "torch.optim", self.parameters())
             schedule = setup.config.get("lr_scheduler")
             if not isinstance(schedule, dict) or "class_path" not in schedule:
                 return optimizer
-            return [optimizer], [configured(schedule, optimizer)]
+            if "ReduceLROnPlateau" in schedule["class_path"]:
+                curve.changes.append("lr_scheduler ReduceLROnPlateau is off: a proof evaluates nothing")
+                return optimizer
+            return [optimizer], [make_object(schedule, "torch.optim.lr_scheduler", optimizer)]
 
     samples = load_samples(job, place, setup.steps)
+    curve.targets = count_targets(samples, setup, job)
     trainer = lightning.Trainer(default_root_dir=os.path.join(folder, "lightning"), **arguments)
     rank = int(os.environ.get("RANK", 0))
     sampler: Any = DistributedSampler(samples, setup.ranks, rank, shuffle=False)  # Lightning's own shuffles

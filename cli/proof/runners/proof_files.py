@@ -51,7 +51,8 @@ class Curve:
     """One training: the loss, the norm of the gradient before clipping, and the learning rate of each step.
 
     A loss is the mean over the samples of the global batch. A norm is None where the tool does not report it.
-    `changes` are keys that this machine cannot run, each with what ran instead.
+    `changes` are keys that this machine cannot run, each with what ran instead. `targets` are the least and the most
+    targets of a micro-batch that are not ignored.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Curve:
     norms: list[float | None] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
+    targets: tuple[int, int] = (0, 0)
 
     def add(self, loss: float, norm: float | None, rate: float) -> None:
         self.losses.append(loss)
@@ -141,6 +143,13 @@ def load_samples(job: JobProgram, place: RankPlace, steps: int) -> TensorDataset
     ]
     inputs, targets = (torch.cat([pair[side] for pair in pairs]) for side in (0, 1))
     return torch.utils.data.TensorDataset(inputs, targets)
+
+
+def count_targets(samples: TensorDataset, setup: ProofSetup, job: JobProgram) -> tuple[int, int]:
+    """Returns the least and the most targets of a micro-batch that the loss does not ignore."""
+    ignored = -100 if job.loss.ignore is None else job.loss.ignore
+    counts = [int((target != ignored).sum()) for target in samples.tensors[1].split(setup.micro)]
+    return min(counts), max(counts)
 
 
 def rank_batches(samples: TensorDataset, setup: ProofSetup, rank: int) -> list[Any]:

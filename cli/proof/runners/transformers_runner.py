@@ -12,6 +12,7 @@ from dslc.proof.runners.deepspeed_runner import adapt_config
 from dslc.proof.runners.proof_files import (
     Curve,
     ProofSetup,
+    count_targets,
     leave_curve,
     load_network,
     load_program,
@@ -93,6 +94,7 @@ def main(folder: str) -> None:
         arguments["deepspeed"], changes = path, [*changes, *further]
     curve = Curve(name=f"transformers {transformers.__version__}", changes=changes)
     samples = load_samples(job, place, setup.steps)
+    curve.targets = count_targets(samples, setup, job)
     rows = [{"input": input, "target": target} for input, target in (samples[n] for n in range(len(samples)))]
     losses: list[torch.Tensor] = []
     rates: list[float] = []
