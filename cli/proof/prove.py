@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from dslc.dsl.words import quoted
 from dslc.jobs.check_job import show
 from dslc.jobs.prepare_run import Ready, launch_quietly, prepare, show_failure
 from dslc.proof.compare_curves import compare_curves, rates_differ
-from dslc.proof.proof_job import ProofSizes, default_base, proof_draft, steps_per_epoch, with_base
+from dslc.proof.proof_job import ProofSizes, default_base, proof_draft, steps_per_epoch, training_length, with_base
 from dslc.proof.run_tool import NOT_RUN, RUNNERS, check_tool, run_tool
 from dslc.proof.runners.proof_files import Curve, ProofSetup, write_setup
 from dslc.runtime.process.program_file import write_program
@@ -49,7 +50,7 @@ def prove(draft: Draft, *, model: str, python: str, steps: int, folder: str) -> 
     """Trains both in the folder. Raises CommandFailedError if the job is refused or a training fails, and ToolError if
     the tool cannot run.
     """
-    name = draft.tools[0]
+    name = "deepspeed" if draft.tools == ["transformers", "deepspeed"] else draft.tools[0]
     if name not in RUNNERS:
         raise CommandFailedError(f"--prove does not run {TOOLS[name]}: {NOT_RUN[name]}", JOB_AT_FAULT)
     check_tool(RUNNERS[name], python)
@@ -72,7 +73,6 @@ def prove(draft: Draft, *, model: str, python: str, steps: int, folder: str) -> 
         steps=steps,
         length=job.program.steps,
         autos=autos,
-        other=draft.files["deepspeed"].root if name != "deepspeed" and "deepspeed" in draft.files else {},
     )
     write_setup(folder, setup)
     write_program(folder, one.program, one.places)
@@ -142,6 +142,14 @@ _ARGUMENTS: dict[str, Json] = {"learning_rate": 1e-3, "weight_decay": 0.01, "ada
 def _resolved(draft: Draft, steps: int) -> tuple[Draft, list[str], Mapping[str, Json]]:
     """Returns the draft of a DeepSpeed file with its `auto` resolved, with what was changed, and each value."""
     file = draft.files["deepspeed"]
+    if draft.arguments:
+        length = training_length(draft, steps)
+        arguments = {"max_steps": length, **draft.arguments}
+        share = arguments.get("warmup_ratio")
+        if isinstance(share, float):
+            arguments["warmup_steps"] = math.ceil(share * length)
+        change = "the Trainer -> DeepSpeed with its arguments: the Trainer starts DeepSpeed on accelerators alone"
+        return draft, [change], {key: value for key, (value, _) in resolve_autos(arguments).items()}
     if not any(is_auto(value) for _, value in file.values()):
         return draft, [], {}
     arguments = {**_ARGUMENTS, "max_steps": steps}

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from dslc.conversion.convert import convert
 from dslc.main import main
 from dslc.proof.compare_curves import compare_curves
 from dslc.proof.runners.proof_files import Curve
@@ -104,6 +105,15 @@ def test_a_tool_and_its_job_have_one_curve(tool: str, tmp_path: Path, capsys: py
         assert "the schedule is all that differs" in printed
     else:
         assert "the curves are the same" in printed, printed
+
+
+def test_a_share_of_warm_up_resolves_auto(tmp_path: Path) -> None:
+    """A proof of both files showed a job without the warm-up."""
+    (tmp_path / "args.json").write_text(json.dumps({"per_device_train_batch_size": 2, "warmup_ratio": 0.1}))
+    schedule = {"type": "WarmupLR", "params": {"warmup_num_steps": "auto", "warmup_max_lr": "auto"}}
+    (tmp_path / "ds.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": "auto", "scheduler": schedule}))
+    draft = convert([str(tmp_path / "args.json"), str(tmp_path / "ds.json")])
+    assert draft.schedule is not None and draft.schedule.arguments["warmup"] == "10.0%"
 
 
 def test_a_tool_that_is_not_installed_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

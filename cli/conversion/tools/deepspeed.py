@@ -313,6 +313,11 @@ def _read_scheduler(reader: KeyReader) -> None:
         steps = 1000  # DeepSpeed's default
     arguments = {"warmup": quantity(steps, "step")} if steps else {}
     reader.carry(f"{_SCHEDULER}.warmup_num_steps", f"train.lr_schedule.warmup = {quantity(steps or 0, 'step')}")
+    share = reader.draft.arguments.get("warmup_ratio")
+    if not steps and is_auto(reader.file.value(f"{_SCHEDULER}.warmup_num_steps")) and isinstance(share, float):
+        arguments = {"warmup": f"{value_text(round(share * 100, 8))}%"}
+        text = f"train.lr_schedule.warmup = {arguments['warmup']}, from `warmup_ratio`"
+        reader.imply(f"{_SCHEDULER}.warmup_num_steps", text, auto=True)
     _read_rates(reader, arguments)
     if kind == "WarmupCosineLR":
         floor = reader.number(f"{_SCHEDULER}.cos_min_ratio")

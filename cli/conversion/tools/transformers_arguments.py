@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from dslc.conversion.config_file import ConfigFile
@@ -242,12 +243,16 @@ def _note_arguments(reader: KeyReader) -> None:
         value = reader.flag(key) if isinstance(default, bool) else reader.number(key)
         if value is not None:
             values[key] = value
+    ratio, warmup = reader.number("warmup_ratio"), reader.number("warmup_steps") or 0
+    if 0 < warmup < 1:  # transformers 5: a share of the training
+        ratio, values["warmup_steps"] = warmup, 0
     steps = reader.whole_number("max_steps", least=-1)
     if steps and steps > 0:
         values["max_steps"] = steps
-        ratio = reader.number("warmup_ratio")
-        if ratio and ratio < 1 and not values["warmup_steps"]:
-            values["warmup_steps"] = -int(-steps * ratio // 1)
-    elif reader.number("warmup_ratio") and not values["warmup_steps"]:
-        del values["warmup_steps"]  # a share of a length that only the data shows
+    if ratio and ratio < 1 and not values["warmup_steps"]:
+        if steps and steps > 0:
+            values["warmup_steps"] = math.ceil(steps * ratio)
+        else:  # of a length that only the data shows
+            del values["warmup_steps"]
+            values["warmup_ratio"] = ratio
     reader.draft.arguments.update(values)

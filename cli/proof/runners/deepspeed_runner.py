@@ -25,9 +25,10 @@ _MONITORS = ("wandb", "comet", "tensorboard", "csv_monitor", "flops_profiler", "
 _CUDA_ZERO = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights")
 
 
-def adapt_config(setup: ProofSetup, config: dict[str, Any], *, autos: bool = True) -> tuple[dict[str, Any], list[str]]:
-    """Returns the configuration for CPUs and these ranks, and what was changed for it; `autos`: without any `auto`."""
-    config, changes = copy.deepcopy(config), []
+def adapt_config(setup: ProofSetup) -> tuple[dict[str, Any], list[str]]:
+    """Returns the configuration for CPUs and these ranks without any `auto`, and what was changed for it."""
+    config: dict[str, Any]
+    config, changes = copy.deepcopy(dict(setup.config)), []
     for key in _PRECISIONS:
         section = config.pop(key, None)
         if isinstance(section, dict) and section.get("enabled") not in (None, False, "auto"):
@@ -53,8 +54,7 @@ def adapt_config(setup: ProofSetup, config: dict[str, Any], *, autos: bool = Tru
         "gradient_accumulation_steps": setup.accumulation,
     }
     config.update(sizes)
-    if autos:
-        _resolve_autos(config, setup)
+    _resolve_autos(config, setup)
     config["steps_per_print"] = 10**9
     return config, changes
 
@@ -83,15 +83,17 @@ def main(folder: str) -> None:
     import deepspeed
     import torch.distributed as dist
 
-    from dslc.runtime.loop.plain_loop import plain_optimizer
+    from dslc.runtime.loop.plain_loop import plain_optimizer, plain_scheduler
 
     setup = read_setup(folder)
     job, place = load_program(folder)
     network = load_network(job)
-    config, changes = adapt_config(setup, dict(setup.config))
+    config, changes = adapt_config(setup)
     curve = Curve(name=f"DeepSpeed {deepspeed.__version__}", changes=changes)
     deepspeed.init_distributed("gloo")
-    own = {} if "optimizer" in config else {"optimizer": plain_optimizer(job.optimizer, network)}
+    own: dict[str, Any] = {} if "optimizer" in config else {"optimizer": plain_optimizer(job.optimizer, network)}
+    if "scheduler" not in config and job.learning_rate.kind != "constant":  # that of the program, as of the Trainer
+        own["lr_scheduler"] = lambda optimizer: plain_scheduler(job.learning_rate, optimizer)
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     engine, *_ = deepspeed.initialize(model=network, model_parameters=trained, config=config, **own)
     samples = load_samples(job, place, setup.steps)

@@ -28,8 +28,7 @@ class ProofSetup:
     """What a tool trains: its configuration as plain data, and the sizes on this machine.
 
     `length` is the number of steps of the whole training, which schedules see; `steps` of them are run. `autos` are the
-    values of keys that the configuration leaves to `auto`, as dotted paths. `file` is a configuration that the tool
-    reads itself, changed for this machine.
+    values of keys that the configuration leaves to `auto`, as dotted paths.
     """
 
     config: Mapping[str, Any]
@@ -39,7 +38,6 @@ class ProofSetup:
     steps: int
     length: int
     autos: Mapping[str, Any] = field(default_factory=dict)
-    other: Mapping[str, Any] = field(default_factory=dict)  # a second configuration, such as DeepSpeed's of the Trainer
 
     @property
     def batch(self) -> int:

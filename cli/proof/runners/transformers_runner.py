@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import json
 import os
 from dataclasses import fields
 from typing import Any
 
-from dslc.proof.runners.deepspeed_runner import adapt_config
 from dslc.proof.runners.proof_files import (
     Curve,
     ProofSetup,
@@ -86,12 +83,6 @@ def main(folder: str) -> None:
     job, place = load_program(folder)
     arguments, changes = adapt_arguments(setup, {field.name for field in fields(TrainingArguments)})
     arguments["output_dir"] = os.path.join(folder, "transformers")
-    if setup.other:
-        config, further = adapt_config(setup, copy.deepcopy(dict(setup.other)), autos=False)
-        path = os.path.join(folder, f"deepspeed-{os.environ['RANK']}.json")
-        with open(path, "w", encoding="utf-8") as file:
-            json.dump(config, file)
-        arguments["deepspeed"], changes = path, [*changes, *further]
     curve = Curve(name=f"transformers {transformers.__version__}", changes=changes)
     samples = load_samples(job, place, setup.steps)
     curve.targets = count_targets(samples, setup, job)
