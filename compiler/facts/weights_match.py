@@ -12,10 +12,11 @@ unless one of `allow_unused` matches their name in the file. A tensor that `only
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from fnmatch import translate
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
+
+from dslc.compiler.ir.parameter_names import matches
 
 Shapes = Mapping[str, tuple[int, ...]]
 ARROW = " -> "
@@ -55,7 +56,7 @@ def fit(
     `ties` maps each further name of a tied weight to its first, which is in `wanted`.
     """
     renames = [_split(each) for each in rename]
-    chosen, may_miss, may_be_over = matcher(only), matcher(allow_missing), matcher(allow_unused)
+    chosen, may_miss, may_be_over = (partial(matches, patterns) for patterns in (only, allow_missing, allow_unused))
     named: dict[str, str] = {}  # the name in the file, by the name in the model
     hidden: set[str] = set()
     left_out: list[str] = []
@@ -116,14 +117,6 @@ def faults(fit: WeightMatch, found: Shapes, wanted: Shapes) -> list[tuple[str, l
         ("has two tensors for one name:", [f"`{there}` would be `{name}` too" for there, name in fit.twice]),
     )
     return [(what, said) for what, said in kinds if said]
-
-
-def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
-    """Returns a function that is True for names that one of the patterns matches; False for all without patterns."""
-    if not patterns:
-        return lambda name: False
-    found = re.compile("|".join(translate(pattern) for pattern in patterns)).match
-    return lambda name: found(name) is not None
 
 
 def renames_any(rename: str, names: Iterable[str]) -> bool:

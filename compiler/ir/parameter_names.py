@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase, translate
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import TypeVar
 
 
@@ -70,10 +71,7 @@ def targeted(patterns: Sequence[str]) -> Callable[[str], bool]:
     """Returns a function that is True for names of modules that one of the patterns matches, whole or at the end.
     peft's `target_modules` match so: `q_proj` matches `layers.0.q_proj`. `*` is any text.
     """
-    if not patterns:
-        return lambda name: False
-    found = re.compile("|".join(translate(form) for each in patterns for form in (each, f"*.{each}"))).match
-    return lambda name: found(name) is not None
+    return partial(matches, [form for each in patterns for form in (each, f"*.{each}")])
 
 
 def is_of_adapter(name: str) -> bool:

@@ -14,7 +14,7 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.steps import StreamStep
 from dslc.dsl.diagnostics import Diagnostic, Findings, Note, passes
 from dslc.dsl.language.calls import PythonSource
-from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.job import JobSpec, values_within
 from dslc.dsl.language.no_effect_warnings import changed, no_effect
 from dslc.dsl.language.registry import BLOCKS, Node, Quantity, fields
 from dslc.dsl.remedy import remedy, remove_field, set_field
@@ -122,20 +122,9 @@ def _in_epochs(job: JobSpec) -> Iterator[tuple[str, Span | None]]:
             if (word, declared.name) == ("train", "epochs"):
                 counts_epochs = value is not None
             else:
-                counts_epochs = any(quantity.dimension == "epochs" for quantity in _times(value))
+                counts_epochs = any(quantity.dimension == "epochs" for quantity in values_within(value, Quantity))
             if counts_epochs:
                 yield f"{word}.{declared.name}", block.value_span(declared.name)
-
-
-def _times(value: object) -> Iterator[Quantity]:
-    if isinstance(value, Quantity):
-        yield value
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from _times(item)
-    elif isinstance(value, Node):
-        for declared in fields(type(value)):
-            yield from _times(getattr(value, declared.name))
 
 
 def _warn(job: JobSpec, shards: int, lanes: int, ranks: int) -> Iterator[Diagnostic]:

@@ -102,26 +102,24 @@ OVERRIDDEN = {
 
 def register_mapping(kind: type) -> None:
     """Makes the values of a mapping's class parts of a tree; it is made again from a dict of them."""
-    register_pytree_node(
-        kind,
-        lambda mapping: (list(mapping.values()), list(mapping)),
-        lambda values, keys: kind(dict(zip(keys, values, strict=True))),
-        flatten_with_keys_fn=lambda mapping: (
-            [(MappingKey(key), mapping[key]) for key in mapping],
-            list(mapping),
-        ),
-    )
+    _register_entries(kind, dict, kind)
 
 
 def register_namespace(kind: type) -> None:
     """Makes the attributes of a plain object's class, as `SimpleNamespace`, parts of a tree."""
+    _register_entries(kind, vars, lambda attributes: kind(**attributes))
+
+
+def _register_entries(
+    kind: type, entries: Callable[[Any], dict[Any, Any]], restore: Callable[[dict[Any, Any]], object]
+) -> None:
     register_pytree_node(
         kind,
-        lambda value: (list(vars(value).values()), list(vars(value))),
-        lambda values, names: kind(**dict(zip(names, values, strict=True))),
+        lambda value: (list(entries(value).values()), list(entries(value))),
+        lambda values, keys: restore(dict(zip(keys, values, strict=True))),
         flatten_with_keys_fn=lambda value: (
-            [(MappingKey(name), attribute) for name, attribute in vars(value).items()],
-            list(vars(value)),
+            [(MappingKey(key), part) for key, part in entries(value).items()],
+            list(entries(value)),
         ),
     )
 

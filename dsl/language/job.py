@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
+from typing import TypeVar
 
 from dslc.dsl.language import blocks
 from dslc.dsl.language.calls import PythonCall
 from dslc.dsl.language.goals import Goal
 from dslc.dsl.language.lr_schedules import Plateau
-from dslc.dsl.language.registry import BLOCKS, Block, Call, fields
+from dslc.dsl.language.registry import BLOCKS, Block, Call, Node, fields
 from dslc.dsl.record import Record, record
 from dslc.dsl.source import Source, Span
+
+T = TypeVar("T")
 
 
 @record
@@ -54,18 +57,19 @@ def python_calls(job: JobSpec) -> Iterator[PythonCall]:
     for word in BLOCKS:
         block: Block = getattr(job, word)
         for declared in fields(type(block)):
-            yield from _python_calls(getattr(block, declared.name))
+            yield from values_within(getattr(block, declared.name), PythonCall)
 
 
-def _python_calls(value: object) -> Iterator[PythonCall]:
-    if isinstance(value, tuple):
-        for each in value:
-            yield from _python_calls(each)
-    elif isinstance(value, PythonCall):
+def values_within(value: object, kind: type[T]) -> Iterator[T]:
+    """Yields the values of a kind in the value of a field: in tuples, and in the arguments of calls."""
+    if isinstance(value, kind):
         yield value
-    elif isinstance(value, Call):
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from values_within(item, kind)
+    elif isinstance(value, Node):
         for declared in fields(type(value)):
-            yield from _python_calls(getattr(value, declared.name))
+            yield from values_within(getattr(value, declared.name), kind)
 
 
 def goals_of(job: JobSpec) -> Iterator[tuple[str, Goal | Plateau]]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 
 from dslc.compiler.facts.weights_file import Unreadable, entries_of, files_of
-from dslc.compiler.facts.weights_match import Shapes, WeightMatch, faults, fit, matcher, renames_any, stars
+from dslc.compiler.facts.weights_match import Shapes, WeightMatch, faults, fit, renames_any, stars
 from dslc.compiler.ir.facts import TensorEntry
 from dslc.compiler.ir.nodes import ModelGraph
-from dslc.compiler.ir.parameter_names import base_name, is_of_adapter, without_adapters
+from dslc.compiler.ir.parameter_names import base_name, is_of_adapter, matches, without_adapters
 from dslc.compiler.rules.model.name_patterns import (
     LIKELY,
     any_of,
@@ -216,7 +217,7 @@ def _covering(names: Sequence[str], others: Iterable[str]) -> str:
     """Returns one pattern of all `names` and of none of `others`; of the first name alone if there is none."""
     rest = list(others)
     for pattern in islice(likely_patterns(names[:1]), LIKELY):
-        is_one = matcher((pattern,))
+        is_one = partial(matches, (pattern,))
         if all(map(is_one, names)) and not any(map(is_one, rest)):
             return pattern
     return names[0]
