@@ -24,7 +24,7 @@ _STEPS = 12  # of a proof
 def _prove(draft: Draft, arguments: argparse.Namespace) -> int:
     """Trains with the other tool and with the job, and prints both curves."""
     from dslc.proof.prove import prove
-    from dslc.proof.run_tool import ToolError
+    from dslc.proof.run_tool import LOG, ToolError
     from dslc.proof.show_proof import show_proof
 
     steps = _STEPS if arguments.steps is None else arguments.steps
@@ -41,9 +41,11 @@ def _prove(draft: Draft, arguments: argparse.Namespace) -> int:
             steps=steps,
             folder=folder,
         )
-    except ToolError as error:  # its log is kept
+    except ToolError as error:
         raise CommandFailedError(str(error), TRAINING_FAILED) from None
-    shutil.rmtree(folder)
+    finally:
+        if sys.exc_info()[0] is None or not os.path.exists(os.path.join(folder, LOG)):
+            shutil.rmtree(folder)  # or the log of what failed is kept
     show_proof(proof)
     return GOOD
 

@@ -12,7 +12,7 @@ from dslc.proof.runners.accelerate_runner import write_launch_file
 from dslc.proof.runners.proof_files import CURVE, Curve, read_curve
 
 _ENTRY = os.path.join(os.path.dirname(__file__), "runners", "entry.py")
-_LOG = "tool.log"
+LOG = "tool.log"
 _SHOWN = 12  # lines of a failed tool's log
 _PATIENCE = 900  # seconds; DeepSpeed compiles its operations at its first start
 
@@ -71,7 +71,7 @@ def run_tool(name: str, python: str, folder: str, ranks: int) -> Curve:
     """Runs the tool on the files of the folder. Raises ToolError if it fails."""
     tool = RUNNERS[name]
     command = [python, "-m", *tool.start(folder, ranks), _ENTRY, name, folder]
-    log = os.path.join(folder, _LOG)
+    log = os.path.join(folder, LOG)
     with open(log, "w", encoding="utf-8") as file:
         try:
             status = subprocess.run(

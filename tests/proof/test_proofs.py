@@ -116,7 +116,11 @@ def test_a_share_of_warm_up_resolves_auto(tmp_path: Path) -> None:
     assert draft.schedule is not None and draft.schedule.arguments["warmup"] == "10.0%"
 
 
-def test_a_tool_that_is_not_installed_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tool_that_is_not_installed_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 8}))
     python = tmp_path / "python"  # an interpreter without packages
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
@@ -125,6 +129,7 @@ def test_a_tool_that_is_not_installed_is_named(tmp_path: Path, capsys: pytest.Ca
     assert (
         f"DeepSpeed is not installed in {python}: `{python} -m pip install torch deepspeed`" in capsys.readouterr().err
     )
+    assert not list((tmp_path / "temporary").iterdir())
 
 
 def test_options_of_a_proof_need_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
