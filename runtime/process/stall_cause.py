@@ -245,5 +245,5 @@ def _names(ranks: Sequence[_Rank], several: bool) -> str:
             runs[-1] = runs[-1][0], number
         else:
             runs.append((number, number))
-    texts = [f"{first}" if first == last else f"{first} to {last}" for first, last in runs]
+    texts = [", ".join(map(str, range(a, b + 1))) if b - a < 2 else f"{a} to {b}" for a, b in runs]
     return f"ranks {', '.join(texts)}"

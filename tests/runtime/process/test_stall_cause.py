@@ -136,10 +136,10 @@ def test_the_cause(ranks: tuple[RankPosition, ...], words: str) -> None:
 
 def test_no_cause_is_named_where_a_position_is_not_known() -> None:
     unknown = replace(rank(1, Phase.FORWARD), details=None)
-    lines = explain([host(rank(0, Phase.BACKWARD, "backward", microbatches=1), unknown)])
+    lines = explain([host(rank(0, Phase.BACKWARD, "backward", microbatches=1), unknown, replace(unknown, rank=2))])
     assert lines == [
         "rank 0 is waiting in the all-reduce of the gradients, in the backward pass of step 12 (job.plt:4:3)",
-        "rank 1 is in the forward pass of step 12 (job.plt:4:3)",
+        "ranks 1, 2 are in the forward pass of step 12 (job.plt:4:3)",
     ]
 
 
