@@ -269,7 +269,8 @@ def _within(event: Event, part: _Slice) -> bool:
 
 def _is_collective(event: Event) -> bool:
     """True for the call of a collective; those of `_c10d_functional` call it in turn."""
-    return event["ph"] == "X" and event["name"].startswith("c10d::")
+    name: str = event["name"]
+    return event["ph"] == "X" and name.startswith("c10d::")
 
 
 def _elements(event: Event) -> int:
