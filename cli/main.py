@@ -181,7 +181,9 @@ def _verify(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--shrink", action="store_true", help="train a narrow copy of a library network, which fits a laptop"
     )
-    made.add_argument("--noise", action="store_true", help="keep dropout on (off by default); compares less exactly")
+    made.add_argument(
+        "--noise", action="store_true", help="keep dropout on that ranks draw apart; compares less exactly"
+    )
     made.add_argument("--out", metavar="DIR", help="keep the run directories of the trainings here")
 
 

@@ -203,7 +203,8 @@ def _verify(plan: Ready, single: Ready, by_nature: list[str], steps: int, folder
         )
     model = plan.compiled.analysis.model
     draws = model.traced.network.torch_draws if model is not None and model.traced and model.traced.network else None
-    if model is not None and model.noise and not noise and (draws is None or "Dropout" in draws.kind):
+    silenced = not noise and plan.program.draws is None
+    if model is not None and model.noise and silenced and (draws is None or "Dropout" in draws.kind):
         verdict.notes.append(
             "dropout is switched off in both trainings, as no two ranks draw the same: `--noise` keeps it"
         )

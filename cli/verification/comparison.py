@@ -22,8 +22,9 @@ float64 if its model allows it, and with the samples of each batch in other orde
 times `ROUNDING`, is accepted as well. Deep networks with batch statistics over few numbers need the former; Adam needs
 the latter if a gradient is a sum that cancels, as of `l1`.
 
-With noise kept on (`--noise`) no two ranks draw the same. The difference of trainings in one process with other orders
-of samples, and so other noise, times `NOISE`, is accepted: a coarse comparison, which finds noise of another size. The
+Dropout that is drawn by sample stays on: all trainings draw the same. Elsewhere it is off, or kept on by `--noise`,
+where no two ranks draw the same. The difference of trainings in one process with other orders of samples, and so other
+noise, times `NOISE`, is accepted: a coarse comparison, which finds noise of another size. The
 plain loop draws what the one process draws.
 
 A network with parameters in 16 bits is compared as above first. If the numbers differ, and it cannot be trained in

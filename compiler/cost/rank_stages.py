@@ -28,6 +28,7 @@ from dslc.compiler.cost.layer_bytes import (
 from dslc.compiler.cost.schedule_cost import HeldBytes, bytes_beside
 from dslc.compiler.ir.memory import Halves
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
+from dslc.compiler.placement.draws import draws_by_sample
 from dslc.compiler.placement.schedules import ScheduledAction, ScheduleTable
 from dslc.compiler.placement.sharding import channels_last, low_copy, offloaded, with_copies
 from dslc.compiler.placement.shares import largest
@@ -117,10 +118,13 @@ class LayerSizes:
         )
 
     def _draws_again(self, is_recomputed: bool) -> bool:
-        """True if the layer is recomputed and may draw random numbers, as any of a user's own may: the state of the
-        generator is kept.
+        """True if the layer is recomputed and may draw random numbers of a generator, as any of a user's own may: the
+        state of the generator is kept.
         """
-        return is_recomputed and self._layout.device == "cpu" and (self._model.noise or self._model.traced is not None)
+        if not is_recomputed or self._layout.device != "cpu":
+            return False
+        by_generator = self._model.noise and not draws_by_sample(self._job, self._layout, self._model)
+        return by_generator or self._model.traced is not None
 
     def boundary_bytes(self, layer: int) -> int:
         """Returns the bytes of a micro-batch that a stage ending with this layer sends."""

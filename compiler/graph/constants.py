@@ -30,6 +30,7 @@ from dslc.compiler.model.job_steps import (
 )
 from dslc.compiler.model.outputs import classes_come_first
 from dslc.compiler.placement.cross_sample_losses import compared_ranks
+from dslc.compiler.placement.draws import draw_step
 from dslc.compiler.placement.exchange import ExchangePolicy
 from dslc.compiler.placement.sharding import (
     channels_last,
@@ -41,6 +42,7 @@ from dslc.compiler.placement.sharding import (
     units,
 )
 from dslc.compiler.placement.staging import Staging, boundary_tensors
+from dslc.compiler.placement.tensor_plan import TensorPlan
 from dslc.compiler.placement.workload import PartLoad, Workload, ignored, in_steps, steps_of
 from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.rules.data.images import picture_step
@@ -84,6 +86,10 @@ def constants(analysis: Analysis) -> Iterator[tuple[str, NodeRecord]]:
     context = _context(analysis)
     if context is not None:
         yield "context", context
+    cuts = analysis.staging.cuts if analysis.staging else TensorPlan()
+    draws = draw_step(job, analysis.layout, analysis.model, cuts)
+    if draws is not None:
+        yield "draws", draws
 
 
 def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> p.Training:

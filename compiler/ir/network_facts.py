@@ -36,6 +36,9 @@ class NetworkFacts(Record):
     """The behaviour of a network. What was not tried is empty, and `tried` is false."""
 
     torch_draws: CodePlace | None = None  # the first draw of torch's random numbers in training
+    uncontrolled_draw: CodePlace | None = None  # the first of these that cannot be given by sample
+    draws: tuple[str, ...] = ()  # classes of modules that draw numbers for each sample
+    shared_draws: tuple[str, ...] = ()  # classes of modules that draw the same numbers for all samples
     host_draws: CodePlace | None = None  # the first draw of Python's or numpy's random numbers in training
     draws_from: str = ""  # in words: the generator that `host_draws` uses, or `UNSEEDED`
     draws_globally: bool = False  # true if it is Python's or numpy's global one, whose state can be set

@@ -424,6 +424,19 @@ class ContextStep(Record):
 
 
 @record
+class DrawStep(Record):
+    """Random numbers of forward passes that follow from the seed, the step, the sample and the layer.
+
+    `kinds` are classes of modules that draw beside torch's dropout modules, as in "nets.DropPath"; `shared` are those
+    that draw the same for all samples. On a tensor axis a rank has a piece of the sequence of the modules `pieces`.
+    """
+
+    kinds: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    pieces: tuple[str, ...] = ()
+
+
+@record
 class Training(Record):
     """The constants of a training that have no step of their own: a node of the plan, and a part of each program."""
 
@@ -544,6 +557,7 @@ class JobProgram(Training):
     pipeline: PipelineStep | None = None
     tensor: TensorParallelStep | None = None
     context: ContextStep | None = None
+    draws: DrawStep | None = None  # None: torch's generators draw, each rank's own
     checkpoint: CheckpointStep = field(default_factory=CheckpointStep)
     expected: StepPhases | None = None  # the predicted phases of a step; None without times of this machine
     calibrate: str = ""  # the command that measures anew what predicted times rest on

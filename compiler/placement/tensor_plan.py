@@ -52,7 +52,8 @@ _ALONG = (*_BLOCKS, *_NORMS, *_ACTIVATIONS, "Linear", "Embedding", "Dropout", ".
 @dataclass(kw_only=True)
 class TensorPlan:
     """`unknown` are the modules that cannot stand beside cut ones; `uneven` the counts that ranks cannot share, each
-    with the module and the kind of count; `noisy` is dropout that ranks which compute the same would draw differently.
+    with the module and the kind of count; `noisy` is dropout that ranks which compute the same would draw differently
+    by torch's generators, and `drawn_pieces` dropout of a piece of the sequence.
     """
 
     styles: list[tuple[str, TensorStyle]] = field(default_factory=list)
@@ -62,6 +63,7 @@ class TensorPlan:
     unknown: list[str] = field(default_factory=list)
     uneven: list[tuple[str, str, int]] = field(default_factory=list)
     noisy: list[str] = field(default_factory=list)
+    drawn_pieces: list[str] = field(default_factory=list)
     # Library layers whose input is a piece of the sequence, or a share of the features, from the layer before. For
     # other networks their seams say so.
     pieces: set[str] = field(default_factory=set)
@@ -280,8 +282,10 @@ def _pair(column: str, row: str, pieces: bool, plan: TensorPlan) -> None:
 
 
 def _noise(name: str, pieces: bool, plan: TensorPlan) -> None:
-    """Notes dropout: on pieces each rank draws for itself, so nothing that all of them have may be dropped."""
-    if plan.sequence and not pieces:
+    """Notes dropout. By torch's generators ranks with pieces draw for themselves, and so for what all of them have."""
+    if pieces:
+        plan.drawn_pieces.append(name)
+    elif plan.sequence:
         plan.noisy.append(name)
 
 

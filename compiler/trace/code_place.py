@@ -40,16 +40,22 @@ def names_of(model: nn.Module) -> dict[int, str]:
 
 def place_of(frame: FrameType | None, names: Mapping[int, str], model: nn.Module) -> CodePlace:
     """Returns the innermost module and the innermost line of a network's code among the callers of a frame."""
+    line, module = line_at(frame), module_of(frame, names)
+    return CodePlace(module=names.get(id(module), ""), kind=type(module or model).__name__, line=line)
+
+
+def module_of(frame: FrameType | None, names: Mapping[int, str]) -> nn.Module | None:
+    """Returns the innermost module among the callers of a frame."""
     import torch
 
-    line, module = line_at(frame), None
-    while frame is not None and module is None:
+    while frame is not None:
         code = frame.f_code
         if code.co_argcount and code.co_varnames[0] == "self":
             holder = frame.f_locals.get("self")
-            module = holder if isinstance(holder, torch.nn.Module) and id(holder) in names else None
+            if isinstance(holder, torch.nn.Module) and id(holder) in names:
+                return holder
         frame = frame.f_back
-    return CodePlace(module=names.get(id(module), ""), kind=type(module or model).__name__, line=line)
+    return None
 
 
 def line_at(frame: FrameType | None) -> str:

@@ -100,6 +100,11 @@ OVERRIDDEN = {
 }
 
 
+def class_name(kind: type) -> str:
+    """Returns the name of a class with its file's, as in "nets.DropPath"."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 def register_mapping(kind: type) -> None:
     """Makes the values of a mapping's class parts of a tree; it is made again from a dict of them."""
     _register_entries(kind, dict, kind)

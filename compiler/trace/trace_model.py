@@ -30,9 +30,10 @@ from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
 from dslc.compiler.ir.network_facts import CodePlace, NetworkFacts
 from dslc.compiler.ir.tensors import DType, TensorFact
 from dslc.compiler.trace.batch import LARGE, SMALL, Example, Outputs, grown, without_numbers
-from dslc.compiler.trace.code_place import HostDraws, line_of, names_of, place_of
+from dslc.compiler.trace.code_place import HostDraws, line_of, place_of
 from dslc.compiler.trace.compiled import kept_by_blocks
 from dslc.compiler.trace.cut import ModuleCut
+from dslc.compiler.trace.draws import Draw, classify, draw_at
 from dslc.compiler.trace.flops import check_dtypes, flops_of, is_of_cudnn
 from dslc.compiler.trace.instantiate import (
     NOTHING,
@@ -190,7 +191,7 @@ def _facts_of(traced_module: TracedModule, settings: _Settings) -> ModelFacts:
     if isinstance(traced.input, TensorFact) and isinstance(output, torch.Tensor):
         _check(output)
     unused = _run_backward(first_count, output, settings.loss, trained)
-    larger, float32, autocast = _memories(first_count, output, trained, settings)
+    larger, large_draws, float32, autocast = _memories(first_count, output, trained, settings)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trained[name])  # `forward` may freeze some
     figures = (
@@ -211,12 +212,12 @@ def _facts_of(traced_module: TracedModule, settings: _Settings) -> ModelFacts:
         output=fact(output, SMALL) if isinstance(output, torch.Tensor) else grown(output, larger).flat,
         structured=not isinstance(output, torch.Tensor),
         batch_norm_values=min(values, default=None),
-        noise=first_count.draws is not None,
+        noise=bool(first_count.draws),
         changed=tuple(written_names),
         unused=tuple(reuse.shared_parameters(unused)),
         vocab=first_count.vocab,
         network=NetworkFacts(
-            torch_draws=first_count.draws,
+            **classify(first_count.draws, large_draws, SMALL, LARGE),
             host_draws=_place_of_draw(traced) if draws.source else None,
             draws_from=draws.source,
             draws_globally=draws.is_global,
@@ -231,9 +232,9 @@ def _facts_of(traced_module: TracedModule, settings: _Settings) -> ModelFacts:
 
 def _memories(
     first_count: _Count, output: object, trained: Mapping[str, bool], settings: _Settings
-) -> tuple[object, dict[str, LayerMemory], dict[str, LayerMemory]]:
-    """Runs the module with its frozen parameters; returns the output for the larger batch, and the memory of each layer
-    in float32 and under autocast. FLOPs of the backward pass are then those without the frozen parameters.
+) -> tuple[object, list[Draw], dict[str, LayerMemory], dict[str, LayerMemory]]:
+    """Runs the module with its frozen parameters; returns the output and the draws for the larger batch, and the memory
+    of each layer in float32 and under autocast. FLOPs of the backward pass are then of parameters that train.
     """
 
     traced = first_count.traced
@@ -255,7 +256,7 @@ def _memories(
             if settings.low:
                 raise TraceError(f"under autocast its forward fails: {str(error).strip().split(chr(10))[0]}") from error
             autocast = {path: replace(memory, working=None) for path, memory in float32.items()}
-    return larger, float32, autocast
+    return larger, second.draws, float32, autocast
 
 
 def _counted_in_16_bits(traced: TracedModule, samples: int) -> _Count:
@@ -392,7 +393,7 @@ class _Count(Run):
         self.order: list[str] = []
         self.astray: set[str] = set()  # parameters that are used outside of their layer
         self.checked: Collection[str] | None = None  # products of two dtypes fail, except of these
-        self.draws: CodePlace | None = None  # the first draw of torch's random numbers
+        self.draws: list[Draw] = []  # torch's random numbers
         self.written: set[int] = set()  # memory that operations write in place
         self.vocab: int | None = None
         self._alive: list[torch.Tensor] = []  # kept alive so that no storage's identity is used again
@@ -483,7 +484,7 @@ class _Count(Run):
 
         aten = torch.ops.aten
         if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func):
-            self.draws = self.draws or place_of(sys._getframe(1), names_of(self.model), self.model)
+            self.draws.append(draw_at(sys._getframe(1), self.model, func, args))
         is_single = isinstance(self.input, torch.Tensor)
         if is_single and func is aten.embedding.default and storage(args[1]) == storage(self.input):
             rows = args[0].shape[0]

@@ -323,6 +323,12 @@ class TrainSpec(Block):
         shown="none",
     )
     seed: int = arg(Int(min=0, max=2**63 - 1), "determines everything random", default=0)
+    dropout_generator: str = arg(
+        word("counter", "torch"),
+        "what draws in forward passes: a counter-based generator, by seed, step, sample and layer, so that no plan "
+        "changes what is drawn; or torch's generators, each rank's own",
+        default="counter",
+    )
     compile: bool = arg(Bool(), "`torch.compile`", default=False)
     deterministic: bool = arg(Bool(), "the same plan gives the same bits", default=False)
 

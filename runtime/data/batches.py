@@ -53,6 +53,7 @@ class StepBatch:
     epoch: int  # from 0
     number: int = 0  # of the step, from 0
     marks: Marks | None = None  # of a stream: the places of the lanes after this step
+    orders: tuple[Tensor, ...] = ()  # of each micro-batch, where `dslc verify` puts its samples in another order
 
 
 def batches(

@@ -7,7 +7,8 @@ Contract: nothing here uses the code of a training's step (step/stepper.py, para
 model/losses.py, technique/precision.py, technique/frozen.py), so that a fault in any of these shows. It writes the
 files of measure/observe.py.
 
-Limits: the model, its initial values and the samples of each batch are the runtime's own; other checks cover them. No
+Limits: the model, its initial values, its random numbers and the samples of each batch are the runtime's own; other
+checks cover them. No
 O2, which keeps a 16-bit copy of the parameters.
 """
 
@@ -36,6 +37,7 @@ from dslc.runtime.parallel.custom_optimizer import ParamGroup
 from dslc.runtime.process import random_numbers
 from dslc.runtime.process.user_code import load_function
 from dslc.runtime.step.stepper import StepResult
+from dslc.runtime.technique import sample_draws
 from dslc.runtime.technique.precision import widen_model
 
 MeanLoss = Callable[[Structure, Structure], Tensor]
@@ -48,12 +50,13 @@ def train(job: JobProgram, place: RankPlace, splits: Splits, device: torch.devic
     initial_weights.load(job.model, model)
     freeze_parameters(job.model, model)
     documents.apply(job.model.documents, model)
+    sample_draws.apply(job.draws, model, place.coordinates, job.axes)
     model.train()
     if job.observation is not None and job.observation.exact:
         widen_model(model)  # before an optimizer makes its state
     optimizer = plain_optimizer(job.optimizer, model)
     scheduler = plain_scheduler(job.learning_rate, optimizer)
-    work = _step(job, model, optimizer, device)
+    work = _step(job, place, model, optimizer, device)
     random_numbers.begin(job.seed, 0)
     observer = Observer(job, place, model, optimizer, device, run_dir, 0)
     watched = observer.wrap(work)
@@ -67,19 +70,22 @@ def train(job: JobProgram, place: RankPlace, splits: Splits, device: torch.devic
 
 
 def _step(
-    job: JobProgram, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+    job: JobProgram, place: RankPlace, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> Callable[[StepBatch], StepResult]:
-    mean = mean_loss(job.loss)
+    mean, draws = mean_loss(job.loss), sample_draws.SampleDraws(job, place)
     scaler = torch.amp.GradScaler(device.type, enabled=job.precision.dtype == "float16")
     limit = float("inf") if job.clip is None else job.clip
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def evaluate(batch: StepBatch) -> tuple[Tensor, Tensor]:
         ((input, target),) = batch.micro
+        draws.begin(batch)
+        draws.enter(0)
         low = job.precision.dtype != "float32"
         with torch.autocast(device.type, getattr(torch, job.precision.dtype)) if low else contextlib.nullcontext():
             output = call(model, model.forward, input) if job.data.structured else model(input)
             loss = mean(output, target)
+        draws.leave()
         optimizer.zero_grad()
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)

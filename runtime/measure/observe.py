@@ -12,9 +12,9 @@ Before the first step and after the last each rank writes its part of every tens
     observed/start-N.safetensors        the tensors before the first step; `end-N` after the last; `first-N` after the
                                         first, if the training is in float64
 
-Contract: unless the job says `noise`, dropout is switched off in torch's dropout modules, as no two ranks draw the
-same; remaining noise shows as `noise` of a step. On a GPU convolutions in float32 keep all their bits. All else is the
-unchanged training.
+Contract: dropout stays on where it is drawn by sample. Elsewhere, unless the job says `noise`, it is switched off in
+torch's dropout modules, as no two ranks draw the same; remaining noise shows as `noise` of a step. On a GPU
+convolutions in float32 keep all their bits. All else is the unchanged training.
 
 Limits: the host waits for the device in every step. Each rank writes what it holds twice, in float32 (float64 where it
 trains in that) or its integers.
@@ -36,10 +36,9 @@ from torch import Tensor, nn
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.program import DataStep, JobProgram, RankPlace
 from dslc.compiler.trace.private_torch import AnyDropout
-from dslc.compiler.trace.structures import Structure, map_tensors, tensors
+from dslc.compiler.trace.structures import map_tensors, tensors
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
-from dslc.runtime.data.samples import Pair
 from dslc.runtime.model.initial_weights import Part, own_part
 from dslc.runtime.model.row_order import as_named, is_permuted
 from dslc.runtime.model.tensor_names import named_tensors
@@ -85,7 +84,7 @@ class Observer:
         self._folder = os.path.join(run_dir, _FOLDER)
         self._seen: list[StepObservation] = []
         os.makedirs(self._folder, exist_ok=True)
-        if not self._mode.noise:
+        if not self._mode.noise and job.draws is None:
             silence_dropout(model)
         self._tensors = named_tensors(model)
         torch.backends.cudnn.allow_tf32 = False  # TF32 has 10 bits, which round differently for each shape
@@ -108,7 +107,7 @@ class Observer:
             if self._mode.exact:
                 batch = replace(batch, micro=[_wide_pair(*pair) for pair in batch.micro])
             if self._mode.reorder:
-                batch = replace(batch, micro=[self._reordered(*pair) for pair in batch.micro])
+                batch = self._reordered(batch)
             state_before = random_numbers.state(self._device)
             groups = self._optimizer.param_groups
             result = work(batch)
@@ -136,12 +135,15 @@ class Observer:
 
         return watched
 
-    def _reordered(self, input: Structure, target: Structure) -> Pair:
+    def _reordered(self, batch: StepBatch) -> StepBatch:
         if self._job.data.structured:
-            return input, target  # its first dim need not be the samples
-        generator = torch.Generator().manual_seed(self._mode.reorder + 1000 * self._step)
-        order = torch.randperm(len(input), generator=generator).to(input.device)
-        return input[order], target[order]
+            return batch  # its first dim need not be the samples
+        pairs, orders = [], []
+        for input, target in batch.micro:
+            generator = torch.Generator().manual_seed(self._mode.reorder + 1000 * self._step)
+            orders.append(torch.randperm(len(input), generator=generator).to(input.device))
+            pairs.append((input[orders[-1]], target[orders[-1]]))
+        return replace(batch, micro=pairs, orders=tuple(orders))
 
     def leave(self) -> None:
         """Ends the observation, after the last step."""

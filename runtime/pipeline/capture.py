@@ -26,6 +26,7 @@ import enum
 import os
 import sys
 import types
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -72,6 +73,7 @@ from dslc.runtime.pipeline.recording import (
 )
 from dslc.runtime.pipeline.repeated_uses import repeated_uses
 from dslc.runtime.process.frame_ownership import is_users
+from dslc.runtime.technique import sample_draws
 
 _ASKS = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist"}
 _LOST = {"register_hook", "register_post_accumulate_grad_hook", "backward", "__set__"}
@@ -182,6 +184,8 @@ class _CallRecorder(TorchFunctionMode):
         self._inside: list[str] = []
         self._before: tuple[tuple[object, ...], Mapping[str, object], dict[int, int]] = ((), {}, {})
         self._random = False
+        self._drawn: Counter[sample_draws.DrawingLayer | None] = Counter()  # draws of each module
+        self._noted = self._drawn.copy()  # when the last call was noted
         self._known: dict[int, RecordedValue | ModuleTensor] = {}
         self._nodes: dict[int, str] = {}  # autograd nodes, by value
         self._rewritten: set[int] = set()  # memory that calls have written into: its views have new nodes
@@ -303,6 +307,7 @@ class _CallRecorder(TorchFunctionMode):
     def _watched(self, func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
         if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func):
             self._random = True
+            self._drawn[sample_draws.current_layer()] += 1
         if self._inside:
             self._look(args, kwargs)
         return func(*args, **kwargs)
@@ -358,6 +363,7 @@ class _CallRecorder(TorchFunctionMode):
             raise CaptureError(reason, _line())
         trains = not module_tensors.isdisjoint(self._parameters)
         is_own = not (layer or trains or self._random) and all(facts[number].own for number in input_numbers)
+        drawing = sample_draws.current_layer()
         call = Call(
             what=target,
             layer=layer,
@@ -371,7 +377,10 @@ class _CallRecorder(TorchFunctionMode):
             grad=torch.is_grad_enabled(),
             cast=None if _cast() == self._ambient else _cast(),
             where=_line(),
+            drawing=drawing,
+            drawn=self._noted[drawing],
         )
+        self._noted = self._drawn.copy()
         self.recording.calls.append(call)
 
     def _number(self, tensor: Tensor, is_own: bool) -> int:

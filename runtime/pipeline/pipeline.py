@@ -272,6 +272,7 @@ def _restricted(job: JobProgram, names: Sequence[str]) -> JobProgram:
 
     return dataclasses.replace(
         job,
+        draws=None,  # all modules draw as they should, also those whose code runs between layers
         # Frozen parameters are frozen already; weights that two stages share are summed, not tied.
         model=dataclasses.replace(job.model, frozen=(), ties=_ties(job, names)),
         tensor=job.tensor and dataclasses.replace(job.tensor, styles=_styles(job.tensor, names)),
@@ -526,14 +527,28 @@ def _with_all_rows(rows: Tensor, parameter: Any) -> Tensor:
 
 
 class ScheduleRun:
-    """The passes of one step by torch's runtime. `loss` takes an output and a target, and starts the backward pass."""
+    """The passes of one step by torch's runtime. `loss` takes an output and a target, and starts the backward pass.
+    `enter` is called before a forward pass over a micro-batch.
+    """
 
-    def __init__(self, pipeline: Pipeline, samples: int, microbatches: int, loss: Callable[[object, object], Tensor]):
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        samples: int,
+        microbatches: int,
+        loss: Callable[[object, object], Tensor],
+        enter: Callable[[int], None],
+    ):
         from torch.distributed.pipelining import PipelineStage
+
+        class EnteredStage(PipelineStage):
+            def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+                enter(fwd_chunk_id)
+                return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
         step, self._pipeline = pipeline.step, pipeline
         self._stages = [
-            PipelineStage(
+            EnteredStage(
                 stage,
                 index,
                 len(step.stages),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dslc.compiler.trace.private_torch import tree_leaves
 from dslc.compiler.trace.structures import unflatten
+from dslc.runtime.technique.sample_draws import DrawingLayer
 
 SMALL, LARGE = 2, 4  # samples of the two runs that are compared; a single one would make batch norm fail
 
@@ -68,6 +69,8 @@ class Call:
     grad: bool  # true if gradients were on
     cast: tuple[bool, torch.dtype] | None  # autocast, if the module itself has changed it
     where: str
+    drawing: DrawingLayer | None = None  # the module that draws by sample, if one runs
+    drawn: int = 0  # draws of this module before the call
 
 
 @dataclass(kw_only=True)

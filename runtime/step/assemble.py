@@ -26,7 +26,7 @@ from dslc.runtime.pipeline import pipeline
 from dslc.runtime.pipeline.input_form import InputForm
 from dslc.runtime.pipeline.recording import SMALL
 from dslc.runtime.process.job_line import mark_errors
-from dslc.runtime.technique import batch_norm, compiling, dynamo, frozen, offload, recompute
+from dslc.runtime.technique import batch_norm, compiling, dynamo, frozen, offload, recompute, sample_draws
 from dslc.runtime.technique.ema import Average, WeightsInPlace
 from dslc.runtime.technique.precision import grad_scaler, widen_model
 
@@ -138,6 +138,7 @@ def _staged(
     """Builds the stages of this rank, cut out of the model before they have numbers."""
     made, mesh = blank(job.model), mesh_of(job)
     frozen.freeze(job.model, made.module)  # while each pattern still finds all its parameters
+    sample_draws.apply(job.draws, made.module, mesh.coordinates, mesh.sizes)
     with mark_errors(job.data.line):
         input_form = _input_form(job, samples)
     cut = pipeline.cut(job, made, mesh.coordinates["pipeline"], input_form)
@@ -184,6 +185,8 @@ def _apply(job: JobProgram, plain: nn.Module, device: torch.device) -> None:
         batch_norm.synchronise(plain, mesh_of(job).group("data", "context"))
     if job.precision.level == "O2":
         batch_norm.widen(plain)
+    mesh = mesh_of(job)
+    sample_draws.apply(job.draws, plain, mesh.coordinates, mesh.sizes)
     tensor_parallel.apply(job, plain)  # before `forward` is replaced, and before each rank's share is cut into rows
     context_parallel.apply(job, plain)
     documents.apply(job.model.documents, plain)

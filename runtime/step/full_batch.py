@@ -36,10 +36,18 @@ Pass = TypeVar("Pass", bound=Callable[[Structure, Structure], Tensor])
 class WholeBatch:
     """The loss of the micro-batches of a step: `begin` takes each batch, then `loss` each output of `forward`."""
 
-    def __init__(self, job: JobProgram, place: RankPlace, parts: TrainingComponents, forward: Forward) -> None:
+    def __init__(
+        self,
+        job: JobProgram,
+        place: RankPlace,
+        parts: TrainingComponents,
+        forward: Forward,
+        enter: Callable[[int], None],
+    ) -> None:
         assert isinstance(parts.loss, WholeSum)
         self._job, self._place, self._sum = job, place, parts.loss
         self._plain, self._device, self._forward = parts.plain, parts.device, forward
+        self._enter = enter  # a pass over a micro-batch
         gathered_samples(job, place, job.data.batch)  # all ranks make the groups now
         self._ahead: list[tuple[list[Tensor | None], Tensor]] = []  # by micro-batch: gradients of its output, its loss
         self._drawn: list[dict[str, Tensor]] = []
@@ -99,7 +107,8 @@ class WholeBatch:
         hook = self._plain.register_forward_pre_hook(keep)
         outputs = []
         try:
-            for input, _ in batch.micro:
+            for number, (input, _) in enumerate(batch.micro):
+                self._enter(number)
                 self._drawn.append(random_numbers.state(self._device))
                 outputs.append(self._forward(input))
         finally:

@@ -35,6 +35,7 @@ from dslc.runtime.step.stepper import (
     updater,
 )
 from dslc.runtime.technique.precision import autocast
+from dslc.runtime.technique.sample_draws import SampleDraws
 
 
 def stepper(
@@ -63,14 +64,17 @@ def stepper(
         return scaler.scale(share_of_mean(summed, engine.scale, number))
 
     samples = job.data.batch // (place.data_ranks * job.microbatches)
-    schedule = ScheduleRun(axis, samples, job.microbatches, loss)
+    draws = SampleDraws(job, place)
+    schedule = ScheduleRun(axis, samples, job.microbatches, loss, draws.enter)
 
     def step(batch: StepBatch) -> StepResult:
         nonlocal agreed, number
         engine.begin_step()
         number, agreed = global_count(job, place, batch, device)
         totals.clear()
+        draws.begin(batch)
         schedule.run([(cut(input), cut(target)) for input, target in batch.micro])
+        draws.leave()
         agreed()
         engine.complete()
         axis.add_up_shared(named)

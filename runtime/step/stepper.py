@@ -39,6 +39,7 @@ from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.step.full_batch import WholeBatch
 from dslc.runtime.technique import dynamo, offload
 from dslc.runtime.technique.precision import autocast
+from dslc.runtime.technique.sample_draws import SampleDraws
 
 
 class StepResult(NamedTuple):
@@ -110,9 +111,10 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
         with aside(), autocast(precision, device):
             return run_model(cut(input))
 
+    draws = SampleDraws(job, place)
     together: WholeBatch | None = None
     if job.loss.together:  # the loss compares samples
-        together = WholeBatch(job, place, parts, output_of)
+        together = WholeBatch(job, place, parts, output_of, draws.enter)
         loss_sum = together.loss
 
     def forward(input: Structure, target: Structure) -> Tensor:
@@ -140,20 +142,24 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
         engine.begin_step()
         by_itself = exchange is not None and exchange.waits_never
         number, agreed = global_count(job, place, batch, parts.device, by_itself=by_itself)
+        draws.begin(batch)
         if together is not None:
             together.begin(batch)
         *others, (input, target) = batch.micro
         total: Tensor | None = None
-        for other_input, other_target in others:
+        for micro, (other_input, other_target) in enumerate(others):
+            draws.enter(micro)
             with held():
                 loss = forward(other_input, other_target)
                 agreed()
                 seen(loss)
                 total = _sum(total, backward(loss, number))
+        draws.enter(len(others))
         loss = forward(input, target)
         agreed()
         seen(loss)
         total = _sum(total, backward(loss, number))
+        draws.leave()
         engine.complete()
         if varying is not None:
             varying.drop()

@@ -8,8 +8,8 @@ convolutions and attention (Korthikanti et al. 2022, arXiv:2205.05198): the acco
 Contract: names, parameters and hooks stay as they are; hooks (gathering parameters, casting inputs) run outside and are
 not repeated. Gradients equal the plain module's to the bit, with one exception: if a weight is used several times under
 autocast, its 16-bit copy is made for each use, and its gradients are added up in float32. Buffers are written once: the
-second pass works on copies. A module that draws random numbers draws the same ones again, of torch's, Python's and
-numpy's generators. Without gradients the module runs as it is.
+second pass works on copies. A module that draws random numbers draws the same ones again: by sample (sample_draws.py),
+or of torch's, Python's and numpy's generators, whose states are kept. Without gradients the module runs as it is.
 
 Limits: the module's parameters, and all that its forward reads from outside, must not change before the backward pass.
 If the output of a forward pass depends on a buffer that the pass writes, the buffer has its new value in the second
@@ -32,6 +32,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from dslc.compiler.ir.program import RecomputeStep
 from dslc.compiler.trace.private_torch import ATTENTION, AnyDropout, overloads_of, own_buffers
+from dslc.runtime.technique import sample_draws
 
 Context: TypeAlias = contextlib.AbstractContextManager[object]
 Contexts = Callable[[], tuple[Context, Context]]  # of the first pass and of the second
@@ -53,9 +54,12 @@ def _recomputing(module: nn.Module, *, selective: bool) -> Callable[..., object]
     contexts = functools.partial(create_selective_checkpoint_contexts, _policy) if selective else noop_context_fn
     # The compiler takes no other contexts; what Python and numpy draw are constants or inputs of its graphs.
     compiled = options | ({"context_fn": contexts} if selective else {})
+    by_sample = any(map(sample_draws.is_by_sample, module.modules()))
     if options["preserve_rng_state"]:  # torch preserves its own generators alone
         contexts = functools.partial(_drawing_alike, contexts)
-    plain = options | ({"context_fn": contexts} if selective or options["preserve_rng_state"] else {})
+    if by_sample:
+        contexts = functools.partial(_of_same_samples, contexts)
+    plain = options | ({"context_fn": contexts} if selective or options["preserve_rng_state"] or by_sample else {})
     writing_once = options | {"context_fn": functools.partial(_writing_once, module, contexts)}
     writes = any(True for _ in module.buffers())
 
@@ -82,8 +86,10 @@ def _casting_anew() -> Iterator[None]:
 
 
 def draws_numbers(module: nn.Module) -> bool:
-    """True if a forward pass of the module may draw random numbers, judged by its submodules."""
+    """True if a forward pass of the module may draw random numbers of a generator, judged by its submodules."""
     for part in module.modules():
+        if sample_draws.is_by_sample(part) and isinstance(part, AnyDropout):
+            continue
         if isinstance(part, AnyDropout | nn.RNNBase | nn.MultiheadAttention):
             rate = part.p if isinstance(part, AnyDropout) else part.dropout
             if rate > 0:
@@ -91,6 +97,13 @@ def draws_numbers(module: nn.Module) -> bool:
         elif not type(part).__module__.startswith(_NOISELESS):
             return True  # a user's own module may call a function that draws
     return False
+
+
+def _of_same_samples(contexts: Contexts) -> tuple[Context, Context]:
+    """Returns the contexts of both passes; the second is over the samples of the first."""
+    first, second = contexts()
+    samples = sample_draws.current_pass()
+    return first, _EachTime(lambda: sample_draws.replayed(samples, second))
 
 
 def _drawing_alike(contexts: Contexts) -> tuple[Context, Context]:

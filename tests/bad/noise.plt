@@ -5,5 +5,6 @@ model {
 }
 
 train {
-  precision = fp16 #! W0609
+  precision         = fp16 #! W0609
+  dropout_generator = torch
 }

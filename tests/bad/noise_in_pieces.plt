@@ -11,3 +11,7 @@ devices {
 parallelism {
   microbatches = 2
 }
+
+train {
+  dropout_generator = torch
+}

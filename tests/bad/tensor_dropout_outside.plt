@@ -19,3 +19,7 @@ data {
 parallelism {
   tensor = 2
 }
+
+train {
+  dropout_generator = torch
+}

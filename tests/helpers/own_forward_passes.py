@@ -414,3 +414,14 @@ class Repeated(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         scaled: Tensor = self.layer(x * self.scale.reshape(6))
         return scaled
+
+
+class ExponentialNoise(nn.Linear):
+    """Draws by sample, and then by a kernel of torch's that the runtime does not replace."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+
+    def forward(self, input: Tensor) -> Tensor:
+        made = super().forward(nn.functional.dropout(input, 0.1, self.training))
+        return made + torch.empty_like(made).exponential_()

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from dslc.compiler.ir.network_facts import GENERATOR, UNSEEDED, CodePlace, NetworkFacts
 from dslc.compiler.ir.nodes import ModelGraph
+from dslc.compiler.placement.draws import draws_by_sample, torch_draws_because, uncontrolled_draw
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import recomputed, sharding_of
 from dslc.compiler.placement.workload import Workload
@@ -93,10 +94,13 @@ def _remainder_text(count: int) -> str:
 
 
 def _warn_of_noise(job: JobSpec, layout: Layout, model: ModelGraph, facts: NetworkFacts | None) -> Iterator[Diagnostic]:
-    if not model.noise or (layout.world_size == 1 and layout.microbatches == 1):
+    if not model.noise or (layout.world_size == 1 and layout.microbatches == 1) or draws_by_sample(job, layout, model):
         return
     where = "on each rank" if layout.world_size > 1 else "for each micro-batch than for a whole batch"
+    reason = torch_draws_because(job, layout)
     place = facts.torch_draws if facts is not None else None
+    if not reason:
+        place = uncontrolled_draw(layout, model)
     source = f" ({place_text(place)})" if place is not None else ""
     draws = f"dropout{source} draws different numbers"
     if place is not None and "Dropout" not in place.kind:
@@ -105,6 +109,8 @@ def _warn_of_noise(job: JobSpec, layout: Layout, model: ModelGraph, facts: Netwo
         "W0608",
         f"{draws} {where}: training agrees with one process in distribution only",
         job.model.value_span("network"),
+        label=reason,
+        help=remedy(set_field("train.dropout_generator", "counter")) if job.train.dropout_generator == "torch" else "",
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.model.model import ModelGraph
+from dslc.compiler.placement.draws import draws_by_sample
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.tensor_plan import TensorPlan, needs_whole
 from dslc.compiler.rules.parallelism.tensor_plan import check_styles, report_scores, report_uneven
@@ -66,7 +67,7 @@ def check_tensor(
         if (where, value) not in seen and name not in ("heads", "kv_heads", "width"):
             seen.add((where, value))
             yield from _report_features(job, source, model, module, (name, value), ranks, where)
-    for module in plan.noisy[:1]:
+    for module in () if draws_by_sample(job, layout, model) else plan.noisy[:1]:
         layer = model.layer_of(module)
         yield Diagnostic(
             "E0424",

@@ -1,5 +1,5 @@
 import "../base/vectors.plt"
 
 model {
-  network = python("../../helpers/own_forward_passes:SkippedNorms", how = "torch") #! W0326 W0608 E0644
+  network = python("../../helpers/own_forward_passes:SkippedNorms", how = "torch") #! W0326 E0644
 }

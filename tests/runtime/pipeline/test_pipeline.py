@@ -123,6 +123,10 @@ def test_a_batch_of_any_size_goes_through_the_stages(stages: Any, tmp_path: Path
         np.testing.assert_allclose(output, model(torch.from_numpy(batch)).detach().numpy(), atol=1e-6)
 
 
+def _enter(micro: int) -> None:
+    """Nothing draws."""
+
+
 def _gradients(rank: int, job: JobProgram, place: RankPlace, batch: Any) -> Any:
     """Returns, after one step's passes, the rank's gradients by name, those it owns, and the weights written."""
     from dslc.runtime.pipeline.pipeline import ScheduleRun
@@ -131,7 +135,7 @@ def _gradients(rank: int, job: JobProgram, place: RankPlace, batch: Any) -> Any:
     axis = parts.pipeline
     assert axis is not None
     samples = len(batch[0]) // job.microbatches
-    schedule = ScheduleRun(axis, samples, job.microbatches, lambda output, target: parts.loss(output, target))
+    schedule = ScheduleRun(axis, samples, job.microbatches, lambda output, target: parts.loss(output, target), _enter)
     inputs, targets = (torch.from_numpy(each).split(samples) for each in batch)
     tensors = named_tensors(parts.plain)
     for _ in range(2):  # the second is not the first's, added up

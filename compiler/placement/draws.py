@@ -1,0 +1,56 @@
+"""Decides whether the random numbers of forward passes follow from the sample, so that no plan changes them.
+
+They do on CPUs, unless the job keeps torch's generators (`train.dropout_generator = torch`), compiles the network, or
+has a step of its own. Of a network that a function makes tracing says which classes of modules draw, and whether one
+draws what the runtime cannot give by sample.
+"""
+
+from __future__ import annotations
+
+from dslc.compiler.ir.network_facts import CodePlace, NetworkFacts
+from dslc.compiler.ir.nodes import ModelGraph
+from dslc.compiler.ir.program import DrawStep
+from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.tensor_plan import TensorPlan
+from dslc.dsl.language.job import JobSpec
+
+
+def draw_step(job: JobSpec, layout: Layout, model: ModelGraph | None, cuts: TensorPlan) -> DrawStep | None:
+    """Returns the step of draws by sample; None if the generators of torch draw, or nothing does."""
+    if model is None or not model.noise or torch_draws_because(job, layout) or uncontrolled_draw(layout, model):
+        return None
+    facts = _network_facts(model)
+    if facts is None:
+        return DrawStep(pieces=tuple(cuts.drawn_pieces))
+    return DrawStep(kinds=facts.draws, shared=facts.shared_draws)
+
+
+def draws_by_sample(job: JobSpec, layout: Layout, model: ModelGraph) -> bool:
+    """True if all that the network draws is by sample."""
+    return not torch_draws_because(job, layout) and uncontrolled_draw(layout, model) is None
+
+
+def torch_draws_because(job: JobSpec, layout: Layout) -> str:
+    """Returns the reason why torch's generators draw, whatever the network; "" if there is none."""
+    train = job.train
+    if train.dropout_generator == "torch":
+        return "`train.dropout_generator` is `torch`"
+    if layout.device != "cpu":
+        return "a GPU draws by torch's generator"
+    if train.compile:
+        return "compiled code draws by a generator of its own (`train.compile`)"
+    return "the step is the job's own (`train.step`)" if train.step is not None else ""
+
+
+def uncontrolled_draw(layout: Layout, model: ModelGraph) -> CodePlace | None:
+    """Returns the first place of a network that draws what the runtime cannot give by sample."""
+    facts = _network_facts(model)
+    if facts is None:
+        return None
+    # A rank has some of the heads, features or positions of what a module draws, and tracing does not say which.
+    is_cut = layout.sizes["tensor"] * layout.sizes["context"] > 1
+    return facts.torch_draws if is_cut else facts.uncontrolled_draw
+
+
+def _network_facts(model: ModelGraph) -> NetworkFacts | None:
+    return model.traced.network if model.traced is not None else None

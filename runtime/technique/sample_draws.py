@@ -1,0 +1,265 @@
+"""Dropout and other random numbers of forward passes that no plan changes.
+
+Model: torch's dropout, `bernoulli_`, `uniform_` and `normal_` fill a tensor on the CPU by one kernel each. Here each
+kernel fills it by position instead (philox.py) while a module of the model runs, in a pass over a micro-batch. The key
+is of the seed, the step, the layer and the number of its draw in the pass. The place in the sequence of numbers is of
+the sample's place in the global batch, and of the element within the sample. So data ranks, micro-batches, stages and
+ranks with a piece of the sequence draw what one process draws, and so does a training that resumes.
+
+`SampleDraws` says which samples a pass is over. Recomputation enters the pass again (`replayed`), without states of
+generators. Attention's dropout and that of `nn.LSTM` go through the same kernels.
+
+Contract: the first dim of a filled tensor goes sample by sample, or the layer is one of `shared`, whose numbers are the
+same for all samples. Memory and autograd are torch's own. Other threads, other passes (an evaluation) and calls with a
+generator get torch's numbers.
+
+Limits: CPU only, and not within `torch.compile`, whose code has a generator of its own. Attention weights are not cut
+over the context axis here, nor features over the tensor axis.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dslc.compiler.ir.program import DrawStep, JobProgram, RankPlace
+from dslc.compiler.trace.private_torch import AnyDropout, class_name
+from dslc.runtime.data.batches import StepBatch
+from dslc.runtime.data.sampler import sizes_of, steps_per_epoch
+from dslc.runtime.technique import philox
+
+Fill = Callable[[philox.Array, int, int], None]  # fills an array from a key's place on
+
+
+@dataclass(kw_only=True)
+class SamplePass:
+    """A forward pass over a micro-batch, whose samples are `first` and so on of the global batch of `step`."""
+
+    seed: int
+    step: int
+    first: int
+    samples: int
+    order: Tensor | None = None  # the samples' places among these, where `dslc verify` changes their order
+    draws: Counter[str] = field(default_factory=Counter)  # so far, by layer
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawingLayer:
+    """A module that draws. A rank has piece `number` of `pieces` of the second dim, the sequence."""
+
+    name: str
+    number: int = 0
+    pieces: int = 1
+    shared: bool = False
+
+
+class _Active(threading.local):
+    """The pass and the layer that run in this thread."""
+
+    samples: SamplePass | None = None
+    layer: DrawingLayer | None = None
+
+
+_ACTIVE = _Active()
+_LIBRARY: list[torch.library.Library] = []  # holds the kernels, once they are replaced
+
+
+# ------------------------------------------------------------------------------------------------------- the layers
+
+
+def apply(step: DrawStep | None, model: nn.Module, coordinates: Mapping[str, int], sizes: Mapping[str, int]) -> None:
+    """Lets the modules of `model` that draw do so by sample, in place. Names, parameters and hooks stay."""
+    if step is None:
+        return
+    _replace_kernels()
+    for name, module in model.named_modules():
+        kind = class_name(type(module))
+        if not isinstance(module, AnyDropout) and kind not in (*step.kinds, *step.shared):
+            continue
+        number, pieces = coordinates["context"], sizes["context"]
+        if name in step.pieces:
+            number, pieces = number * sizes["tensor"] + coordinates["tensor"], pieces * sizes["tensor"]
+        layer = DrawingLayer(name=name, number=number, pieces=pieces, shared=kind in step.shared)
+        module.forward = DrawingForward(module.forward, layer)
+
+
+class DrawingForward:
+    """The forward pass of a module whose draws are by sample."""
+
+    def __init__(self, forward: Callable[..., object], layer: DrawingLayer) -> None:
+        self._forward, self.layer = forward, layer
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        before = _ACTIVE.layer
+        _ACTIVE.layer = self.layer
+        try:
+            return self._forward(*args, **kwargs)
+        finally:
+            _ACTIVE.layer = before
+
+
+def current_layer() -> DrawingLayer | None:
+    """Returns the module that runs and draws by sample, if there is one."""
+    return _ACTIVE.layer
+
+
+@contextlib.contextmanager
+def in_layer(layer: DrawingLayer | None, drawn: int) -> Iterator[None]:
+    """Runs code of a module that draws by sample outside of its forward pass, after so many draws of the module."""
+    before = _ACTIVE.layer
+    _ACTIVE.layer = layer
+    if layer is not None and _ACTIVE.samples is not None:
+        _ACTIVE.samples.draws[layer.name] = drawn
+    try:
+        yield
+    finally:
+        _ACTIVE.layer = before
+
+
+def is_by_sample(module: nn.Module) -> bool:
+    """True if the module itself draws by sample."""
+    return isinstance(vars(module).get("forward"), DrawingForward)
+
+
+# ------------------------------------------------------------------------------------------------------- the passes
+
+
+class SampleDraws:
+    """Enters the passes of a rank's micro-batches; does nothing for a job with torch's random numbers."""
+
+    def __init__(self, job: JobProgram, place: RankPlace) -> None:
+        self._job, self._place = job, place
+        self._passes: list[SamplePass] = []
+
+    def begin(self, batch: StepBatch) -> None:
+        """Takes up the batch of a step."""
+        if self._job.draws is None:
+            return
+        data = self._job.data
+        first, _, sizes = sizes_of(data, self._place, self._job.microbatches, batch.number % steps_per_epoch(data))
+        starts = itertools.accumulate(sizes[:-1], initial=first)
+        orders: Sequence[Tensor | None] = batch.orders or [None] * len(sizes)
+        self._passes = [
+            SamplePass(seed=self._job.seed, step=batch.number, first=start, samples=size, order=order)
+            for start, size, order in zip(starts, sizes, orders, strict=True)
+        ]
+
+    def enter(self, number: int) -> None:
+        """Enters the pass over micro-batch `number`, at its first draw."""
+        if self._passes:
+            _ACTIVE.samples = replace(self._passes[number], draws=Counter())
+
+    def leave(self) -> None:
+        _ACTIVE.samples = None
+
+
+def current_pass() -> SamplePass | None:
+    """Returns the pass that runs, as it is now."""
+    samples = _ACTIVE.samples
+    return None if samples is None else replace(samples, draws=samples.draws.copy())
+
+
+@contextlib.contextmanager
+def replayed(samples: SamplePass | None, within: contextlib.AbstractContextManager[object]) -> Iterator[None]:
+    """Goes on in a pass as it was when `current_pass` returned it."""
+    before = _ACTIVE.samples
+    _ACTIVE.samples = None if samples is None else replace(samples, draws=samples.draws.copy())
+    try:
+        with within:
+            yield
+    finally:
+        _ACTIVE.samples = before
+
+
+# ------------------------------------------------------------------------------------------------------ the kernels
+
+
+def _replace_kernels() -> None:
+    """Replaces torch's kernels, once in a process."""
+    if _LIBRARY:
+        return
+    _LIBRARY.append(torch.library.Library("aten", "IMPL"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch says that a kernel is replaced
+        for name, filling in (("bernoulli_.float", _bernoulli), ("uniform_", _uniform), ("normal_", _normal)):
+            kernel = _kernel(torch.library.get_kernel(f"aten::{name}", "CPU"), filling)
+            _LIBRARY[0].impl(name, kernel, "CPU", with_keyset=True, allow_override=True)
+
+
+def _kernel(original: Any, filling: Callable[..., tuple[torch.dtype | None, Fill]]) -> Callable[..., Tensor]:
+    def kernel(keys: object, tensor: Tensor, *args: float, generator: torch.Generator | None = None) -> Tensor:
+        samples, layer = _ACTIVE.samples, _ACTIVE.layer
+        if samples is not None and layer is not None and generator is None and _is_by_sample(tensor, samples, layer):
+            dtype, fill = filling(tensor, *args)
+            _fill(tensor, samples, layer, dtype, fill)
+            return tensor
+        result: Tensor = original.call_boxed(keys, tensor, *args, generator=generator)
+        return result
+
+    return kernel
+
+
+def _is_by_sample(tensor: Tensor, samples: SamplePass, layer: DrawingLayer) -> bool:
+    return layer.shared or (tensor.dim() > 0 and tensor.shape[0] > 0 and tensor.shape[0] % samples.samples == 0)
+
+
+_UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}  # by bytes
+
+
+def _bernoulli(tensor: Tensor, probability: float = 0.5) -> tuple[torch.dtype | None, Fill]:
+    # The bits of one, as numpy has no bfloat16.
+    unsigned = _UNSIGNED[tensor.element_size()]
+    one = int(torch.ones((), dtype=tensor.dtype).view(unsigned))
+    return unsigned, lambda out, key, first: philox.bernoulli(out, key, first, probability, one)
+
+
+def _uniform(tensor: Tensor, low: float = 0.0, high: float = 1.0) -> tuple[torch.dtype | None, Fill]:
+    return None, lambda out, key, first: philox.uniform(out, key, first, low, high)
+
+
+def _normal(tensor: Tensor, mean: float = 0.0, deviation: float = 1.0) -> tuple[torch.dtype | None, Fill]:
+    return None, lambda out, key, first: philox.normal(out, key, first, mean, deviation)
+
+
+def _fill(tensor: Tensor, samples: SamplePass, layer: DrawingLayer, view: torch.dtype | None, fill: Fill) -> None:
+    """Fills a tensor: its bits as `view`, or its numbers."""
+    number = samples.draws[layer.name]
+    samples.draws[layer.name] += 1
+    named = f"{samples.seed}/{samples.step}/{layer.name}/{number}".encode()
+    key = int.from_bytes(hashlib.blake2b(named, digest_size=16).digest(), "little")
+    in_place = tensor.is_contiguous() and samples.order is None and (view is not None or _is_of_numpy(tensor))
+    target = tensor if in_place else torch.empty(tensor.shape, dtype=tensor.dtype if view else torch.float64)
+    numbers = target.detach().view(view).numpy() if view else target.detach().numpy()
+    if layer.shared:
+        fill(numbers.reshape(-1), key, 0)
+    else:
+        _fill_samples(numbers.reshape(samples.samples, -1), key, samples.first, layer, fill)
+    if in_place:
+        return
+    if samples.order is not None and not layer.shared:
+        rows = target.view(samples.samples, -1)
+        target = rows[samples.order.to(rows.device)].view(target.shape)
+    tensor.copy_(target)
+
+
+def _is_of_numpy(tensor: Tensor) -> bool:
+    return tensor.dtype in (torch.float32, torch.float64)
+
+
+def _fill_samples(rows: philox.Array, key: int, first: int, layer: DrawingLayer, fill: Fill) -> None:
+    size = rows.shape[1]  # numbers of a sample on this rank
+    if layer.pieces == 1:
+        fill(rows.reshape(-1), key, first * size)
+        return
+    for sample, row in enumerate(rows, first):
+        fill(row, key, (sample * layer.pieces + layer.number) * size)

@@ -1,0 +1,177 @@
+"""Draws of forward passes follow from the seed, the step, the sample, the layer and the element."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.made_programs import places, program, tokens
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from dslc.compiler.ir.program import DrawStep, RecomputeStep
+from dslc.compiler.trace.private_torch import class_name
+from dslc.runtime.data.batches import StepBatch
+from dslc.runtime.technique import philox, recompute, sample_draws
+
+KEY = 0x1234_5678_9ABC_DEF0_1122_3344
+AXES = {"pipeline": 1, "data": 1, "context": 1, "tensor": 1}
+
+
+def words(first: int, count: int) -> np.ndarray:
+    made = np.zeros(count, dtype=np.uint32)
+    for place, chunk in philox.words(KEY, first, count):
+        made[place] = chunk
+    return made
+
+
+@given(st.integers(0, 40), st.integers(1, 300))
+def test_a_word_depends_on_its_position_alone(first: int, count: int) -> None:
+    np.testing.assert_array_equal(words(first, count), words(0, 400)[first : first + count])
+
+
+def test_numbers_have_the_distribution_that_is_asked_for() -> None:
+    chance = np.zeros(1 << 18, dtype=np.uint32)
+    philox.bernoulli(chance, KEY, 3, 0.9, 1)
+    assert abs(chance.mean() - 0.9) < 0.003
+    even, normal = np.zeros(1 << 18), np.zeros(1 << 18, dtype=np.float32)
+    philox.uniform(even, KEY, 0, -1.0, 3.0)
+    assert even.min() >= -1 and even.max() < 3 and abs(even.mean() - 1) < 0.01
+    assert abs(even.std() - 4 / 12**0.5) < 0.01
+    philox.normal(normal, KEY, 0, 2.0, 0.5)
+    assert abs(normal.mean() - 2) < 0.005 and abs(normal.std() - 0.5) < 0.005
+    later = np.zeros(100, dtype=np.float32)
+    philox.normal(later, KEY, 200_000, 2.0, 0.5)
+    np.testing.assert_array_equal(later, normal[200_000:200_100])
+
+
+def test_chances_of_nothing_and_of_all() -> None:
+    made = np.full(20, 7, dtype=np.uint8)
+    philox.bernoulli(made, KEY, 0, 1.0, 1)
+    assert (made == 1).all()
+    philox.bernoulli(made, KEY, 0, 0.0, 1)
+    assert (made == 0).all()
+
+
+# ------------------------------------------------------------------------------------------------------ in a model
+
+
+class Drawing(nn.Module):
+    """Draws in most of the ways that networks do: (batch, positions, 8)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(self.drop(x))  # two calls, two masks
+        x = x * x.new_empty(len(x), 1, 1).bernoulli_(0.7)
+        x = x + torch.randn(x.shape) + torch.rand_like(x)
+        return F.dropout(x.flatten(0, 1), 0.2, self.training).view(x.shape)
+
+
+def draws(tmp_path: Path, microbatches: int, rank: int = 0, ranks: int = 1) -> sample_draws.SampleDraws:
+    job = program(ranks, tokens(tmp_path), microbatches=microbatches)
+    return sample_draws.SampleDraws(dataclasses.replace(job, draws=DrawStep()), places(ranks)[rank])
+
+
+def drawing(context: tuple[int, int] = (0, 1)) -> Drawing:
+    model = Drawing()
+    step = DrawStep(kinds=(class_name(Drawing),))
+    sample_draws.apply(step, model, AXES | {"context": context[0]}, AXES | {"context": context[1]})
+    return model
+
+
+def drawn(tmp_path: Path, input: Tensor, microbatches: int = 1, ranks: int = 1, number: int = 3) -> Tensor:
+    """Returns the outputs of all samples of a step."""
+    made = []
+    for rank, share in enumerate(input.chunk(ranks)):
+        passes, model = draws(tmp_path, microbatches, rank, ranks), drawing()
+        passes.begin(StepBatch([], len(input), 0, number))
+        for micro, part in enumerate(share.chunk(microbatches)):
+            passes.enter(micro)
+            made.append(model(part))
+        passes.leave()
+    return torch.cat(made)
+
+
+@pytest.mark.parametrize("input", [torch.ones(8, 4, 8), torch.ones(4, 8, 8).transpose(0, 1)])
+@pytest.mark.parametrize(("microbatches", "ranks"), [(2, 1), (4, 1), (1, 2), (2, 4)])
+def test_micro_batches_and_data_ranks_draw_what_one_process_draws(
+    tmp_path: Path, input: Tensor, microbatches: int, ranks: int
+) -> None:
+    one = drawn(tmp_path, input)
+    torch.testing.assert_close(drawn(tmp_path, input, microbatches, ranks), one, rtol=0, atol=0)
+    assert not torch.equal(one[0], one[1]) and not torch.equal(drawn(tmp_path, input, number=4), one)
+
+
+def test_half_the_width_of_numbers_draws_the_same_mask(tmp_path: Path) -> None:
+    masks = []
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        passes, model = draws(tmp_path, 1), nn.Sequential(nn.Dropout(0.5))
+        sample_draws.apply(DrawStep(), model, AXES, AXES)
+        passes.begin(StepBatch([], 8, 0, 0))
+        passes.enter(0)
+        masks.append(model(torch.ones(8, 32, dtype=dtype)) > 0)
+        passes.leave()
+    assert all(torch.equal(mask, masks[0]) for mask in masks) and 0.3 < masks[0].float().mean() < 0.7
+
+
+def test_pieces_of_the_sequence_draw_their_part(tmp_path: Path) -> None:
+    input, made = torch.ones(8, 6, 4), []
+    for pieces in (1, 3):
+        for number, part in enumerate(input.chunk(pieces, 1)):
+            passes, model = draws(tmp_path, 1), nn.Sequential(nn.Dropout(0.5))
+            sample_draws.apply(DrawStep(), model, AXES | {"context": number}, AXES | {"context": pieces})
+            passes.begin(StepBatch([], 8, 0, 0))
+            passes.enter(0)
+            made.append(model(part))
+            passes.leave()
+    assert torch.equal(torch.cat(made[1:], 1), made[0])
+
+
+@pytest.mark.parametrize("kind", ["full", "selective"])
+def test_recomputation_draws_again_without_states_of_generators(tmp_path: Path, kind: str) -> None:
+    """Also where other micro-batches have gone forward in between, as in a pipeline."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Tanh(), nn.Dropout(0.5)))
+    models = [layers, copy.deepcopy(layers)]
+    for model in models:
+        sample_draws.apply(DrawStep(), model, AXES, AXES)
+        passes = draws(tmp_path, 2)
+        passes.begin(StepBatch([], 8, 0, 0))
+        if model is models[1]:
+            recompute.apply(RecomputeStep(kind=kind, modules=("1",)), model)  # type: ignore[arg-type]
+            assert not recompute.draws_numbers(model)
+        before, losses = torch.get_rng_state(), []
+        for micro in range(2):
+            passes.enter(micro)
+            losses.append(model(torch.ones(4, 8)).square().sum())
+        for loss in losses:
+            loss.backward()
+        passes.leave()
+        assert torch.equal(torch.get_rng_state(), before)
+    gradients = [[parameter.grad for parameter in model.parameters()] for model in models]
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
+
+
+def test_outside_of_passes_torch_draws(tmp_path: Path) -> None:
+    model = drawing()
+    torch.manual_seed(5)
+    one = model(torch.ones(8, 4, 8))
+    torch.manual_seed(5)
+    assert torch.equal(one, Drawing()(torch.ones(8, 4, 8)))
+    passes = draws(tmp_path, 1)
+    passes.begin(StepBatch([], 8, 0, 0))
+    passes.enter(0)
+    before = torch.get_rng_state()
+    torch.rand(3)  # of no layer
+    torch.ones(3).uniform_(generator=torch.Generator())
+    passes.leave()
+    assert not torch.equal(torch.get_rng_state(), before)
