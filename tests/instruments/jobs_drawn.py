@@ -304,7 +304,7 @@ class _Drawing:
         count = task.output[-1]
         if task.kind == "tokens":
             length = task.shape[0] + (8 if self.chance(0.1) else 0)
-            more = "".join([", bias = false"] * self.chance(0.3) + [", dropout = 0.1"] * self.chance(0.06))
+            more = "".join([", bias = false"] * self.chance(0.3) + [", dropout = 0.1"] * self.chance(0.3))
             return [
                 f"gpt(layers = {rng.randint(1, 4)}, width = {width}, heads = {heads}, context = {length}, "
                 f"tie = {flag}{more})",
@@ -358,8 +358,8 @@ class _Drawing:
         return steps[kind](shape)
 
     def pointwise(self) -> str:
-        if self.chance(0.05):
-            return self.one("dropout(0.2)", "dropout(p = 0.0)")
+        if self.chance(0.12):
+            return self.one("dropout(0.2)", "dropout(0.1)", "dropout(p = 0.0)")
         return self.one("relu()", "gelu()", "gelu(approximate = tanh)", "silu()", "tanh()", "sigmoid()",
                         "leaky_relu(slope = 0.1)", "elu(alpha = 0.5)")  # fmt: skip
 

@@ -1,0 +1,94 @@
+"""With dropout, every plan has the curve of one process: on each axis, with micro-batches, recomputation, sharding, and
+resumed on other ranks.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+from helpers.launcher import Launcher
+from helpers.trained import Trained, agree, ready, train, train_job, write_job_with_helper
+
+JOB = """
+model {{ network = {network}, loss = cross_entropy() }}
+data  {{ source = {source}, batch = 8 }}
+devices {{ cpus = 1 }}
+train {{ steps = 6, optimizer = sgd(lr = 0.1) }}
+log   {{ every = 1 step }}
+"""
+NETWORKS = {
+    "gpt": ("gpt(layers = 2, width = 16, heads = 2, context = 16, vocab = 256, dropout = 0.1)", "stdlib()"),
+    "vit": ("vit(layers = 2, width = 16, heads = 2, patch = 2, dropout = 0.1)", "digits()"),
+    "own": ('python("own_draws:network")', "stdlib(context = 16)"),
+}
+TWO, FOUR = "devices.cpus=2", "devices.cpus=4"
+DATA = (TWO, "parallelism.microbatches=2", "parallelism.zero=3", "memory.recompute=full")
+PIPELINE = (TWO, "parallelism.pipeline=2", "parallelism.microbatches=4", "memory.recompute=selective")
+PLANS = [
+    ("gpt", ("parallelism.microbatches=4", "memory.recompute=full")),
+    ("gpt", DATA),
+    ("gpt", PIPELINE),
+    ("gpt", (TWO, "parallelism.tensor=2")),
+    ("gpt", (TWO, "parallelism.tensor=2", "parallelism.sequence=false")),
+    ("gpt", (TWO, "parallelism.context=2", "memory.recompute=full")),
+    ("gpt", (FOUR, "parallelism.tensor=2", "parallelism.context=2")),
+    ("gpt", (FOUR, "parallelism.tensor=2", "parallelism.pipeline=2", "parallelism.microbatches=2")),
+    ("gpt", (FOUR, "parallelism.context=2", "parallelism.pipeline=2", "parallelism.microbatches=2")),
+    ("gpt", (FOUR, "parallelism.tensor=2", "parallelism.zero=2", "parallelism.microbatches=2")),
+    ("gpt", (FOUR, "parallelism.pipeline=2", "parallelism.zero=1", "parallelism.microbatches=2")),
+    ("vit", DATA),
+    ("vit", PIPELINE),
+    ("own", DATA),
+    ("own", PIPELINE),
+]
+
+
+@cache
+def in_one_process(launcher: Launcher, folder: Path, name: str) -> Trained:
+    return train_job(launcher, job_of(folder, name))
+
+
+def job_of(folder: Path, name: str) -> Path:
+    network, source = NETWORKS[name]
+    folder.mkdir(exist_ok=True)
+    return write_job_with_helper("own_draws.py", folder, JOB.format(network=network, source=source))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("one")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "settings"), PLANS)
+def test_a_plan_draws_what_one_process_draws(
+    launcher: Launcher, folder: Path, tmp_path: Path, name: str, settings: tuple[str, ...]
+) -> None:
+    one = in_one_process(launcher, folder / name, name)
+    agree(one, train_job(launcher, job_of(tmp_path, name), *settings))
+
+
+@pytest.mark.slow
+def test_a_training_that_resumes_on_other_ranks_goes_on_with_the_next_numbers(
+    launcher: Launcher, folder: Path, tmp_path: Path
+) -> None:
+    one = in_one_process(launcher, folder / "gpt", "gpt")
+    job, place = job_of(tmp_path, "gpt"), tmp_path / "run"
+    kept = ("checkpoint.every=3 steps", "checkpoint.resume=auto")
+    for steps, settings in (("3", (TWO, "parallelism.tensor=2")), ("6", DATA)):
+        made = ready(job, f"train.steps={steps}", *kept, *settings)
+        place.mkdir(exist_ok=True)
+        end = train(launcher, place, made.program, made.places)
+    assert end.losses() == pytest.approx(one.losses(), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_torchs_generators_draw_if_the_job_says_so(launcher: Launcher, folder: Path, tmp_path: Path) -> None:
+    one = in_one_process(launcher, folder / "gpt", "gpt")
+    job = job_of(tmp_path, "gpt")
+    by_torch = [
+        train_job(launcher, job, "train.dropout_generator=torch", *settings).losses() for settings in ((), (TWO,))
+    ]
+    assert len({tuple(losses) for losses in (one.losses(), *by_torch)}) == 3
