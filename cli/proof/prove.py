@@ -116,7 +116,7 @@ def _prepare(text: str, home: str, *, one_rank: bool = False) -> Ready:
         show([*loaded.report.errors, *report.errors])
         raise CommandFailedError("the job of the proof is refused: --model names a job with your network and data",
                                  JOB_AT_FAULT)  # fmt: skip
-    return replace(ready, program=replace(ready.program, mode=ObserveMode()))
+    return replace(ready, program=replace(ready.program, mode=ObserveMode(), draws=None))
 
 
 def _on_cpus(job: JobSpec) -> JobSpec:
