@@ -101,8 +101,7 @@ OVERRIDDEN = {
 
 
 def class_name(kind: type) -> str:
-    """Returns the name of a class with its file's, as in "nets.DropPath"."""
-    return f"{kind.__module__}.{kind.__qualname__}"
+    return f"{kind.__module__}.{kind.__qualname__}"  # as in "nets.DropPath"
 
 
 def register_mapping(kind: type) -> None:

@@ -54,7 +54,7 @@ from dslc.runtime.parallel.engine import Engine, do_nothing
 from dslc.runtime.parallel.mesh import Mesh, mesh_of
 from dslc.runtime.pipeline.input_form import InputForm
 from dslc.runtime.pipeline.recording import Recording
-from dslc.runtime.pipeline.stage import CapturedPart, CapturedStage, StageModule
+from dslc.runtime.pipeline.stage import CapturedPart, CapturedStage, StageModule, enter_passes
 from dslc.runtime.technique import compiling, offload
 from dslc.runtime.technique.precision import autocast
 
@@ -527,28 +527,14 @@ def _with_all_rows(rows: Tensor, parameter: Any) -> Tensor:
 
 
 class ScheduleRun:
-    """The passes of one step by torch's runtime. `loss` takes an output and a target, and starts the backward pass.
-    `enter` is called before a forward pass over a micro-batch.
-    """
+    """The passes of one step by torch's runtime. `loss` takes an output and a target, and starts the backward pass."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        samples: int,
-        microbatches: int,
-        loss: Callable[[object, object], Tensor],
-        enter: Callable[[int], None],
-    ):
+    def __init__(self, pipeline: Pipeline, samples: int, microbatches: int, loss: Callable[[object, object], Tensor]):
         from torch.distributed.pipelining import PipelineStage
-
-        class EnteredStage(PipelineStage):
-            def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-                enter(fwd_chunk_id)
-                return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
         step, self._pipeline = pipeline.step, pipeline
         self._stages = [
-            EnteredStage(
+            PipelineStage(
                 stage,
                 index,
                 len(step.stages),
@@ -579,12 +565,13 @@ class ScheduleRun:
             for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
                 yield from (info.buffer for info in infos if info.buffer is not None)
 
-    def run(self, micro: Sequence[tuple[Structure, Structure]]) -> None:
-        """Runs the forward and backward passes of all micro-batches, which are of equal size."""
+    def run(self, micro: Sequence[tuple[Structure, Structure]], enter: Callable[[int], None]) -> None:
+        """Runs the passes of all micro-batches, which are of equal size; `enter` is called before each forward pass."""
         # torch's `step` takes a whole batch, which it would cut into these again.
         for stage in self._stages:
             stage.has_backward = True
             stage.clear_runtime_states()
+            enter_passes(stage, enter)
         inputs, targets = (
             [self._pipeline.input_form.tensors_of(input) for input, _ in micro],
             [target for _, target in micro],

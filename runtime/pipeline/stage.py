@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,21 @@ from dslc.runtime.pipeline.recording import Call, ModuleTensor, filled, tensors_
 from dslc.runtime.technique import sample_draws
 
 if TYPE_CHECKING:
+    from torch.distributed.pipelining import PipelineStage
+
     from dslc.runtime.pipeline.captured import Code
 
 Contexts = Callable[[], contextlib.AbstractContextManager[object]]
+
+
+def enter_passes(stage: PipelineStage, enter: Callable[[int], None]) -> None:
+    """Lets torch's stage call `enter` with the number of a micro-batch before its forward pass."""
+
+    def forward_entered(number: int, *args: Any, **kwargs: Any) -> Any:
+        enter(number)
+        return type(stage).forward_one_chunk(stage, number, *args, **kwargs)
+
+    stage.forward_one_chunk = forward_entered  # type: ignore[method-assign]
 
 
 class StageModule(nn.Module):

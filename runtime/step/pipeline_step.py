@@ -65,7 +65,7 @@ def stepper(
 
     samples = job.data.batch // (place.data_ranks * job.microbatches)
     draws = SampleDraws(job, place)
-    schedule = ScheduleRun(axis, samples, job.microbatches, loss, draws.enter)
+    schedule = ScheduleRun(axis, samples, job.microbatches, loss)
 
     def step(batch: StepBatch) -> StepResult:
         nonlocal agreed, number
@@ -73,7 +73,7 @@ def stepper(
         number, agreed = global_count(job, place, batch, device)
         totals.clear()
         draws.begin(batch)
-        schedule.run([(cut(input), cut(target)) for input, target in batch.micro])
+        schedule.run([(cut(input), cut(target)) for input, target in batch.micro], draws.enter)
         draws.leave()
         agreed()
         engine.complete()

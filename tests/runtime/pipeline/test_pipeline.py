@@ -135,12 +135,12 @@ def _gradients(rank: int, job: JobProgram, place: RankPlace, batch: Any) -> Any:
     axis = parts.pipeline
     assert axis is not None
     samples = len(batch[0]) // job.microbatches
-    schedule = ScheduleRun(axis, samples, job.microbatches, lambda output, target: parts.loss(output, target), _enter)
+    schedule = ScheduleRun(axis, samples, job.microbatches, lambda output, target: parts.loss(output, target))
     inputs, targets = (torch.from_numpy(each).split(samples) for each in batch)
     tensors = named_tensors(parts.plain)
     for _ in range(2):  # the second is not the first's, added up
         parts.optimizer.zero_grad(set_to_none=True)
-        schedule.run(list(zip(inputs, targets, strict=True)))
+        schedule.run(list(zip(inputs, targets, strict=True)), _enter)
         axis.add_up_shared(tensors)
     return {name: (tensor.grad.numpy(), axis.owns(name)) for name, tensor in tensors.items() if tensor.grad is not None}
 
