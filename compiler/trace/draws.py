@@ -16,7 +16,8 @@ from torch import nn
 
 from dslc.compiler.ir.network_facts import CodePlace
 from dslc.compiler.trace.code_place import module_of, names_of, place_of
-from dslc.compiler.trace.private_torch import Arguments, Operator, class_name
+from dslc.compiler.trace.private_torch import Arguments, Operator
+from dslc.compiler.trace.structures import class_name
 
 # Operations that fill a tensor by one of the kernels that the runtime replaces.
 _CONTROLLED = frozenset(["bernoulli_.float", "uniform_", "normal_", "rand", "rand_like", "randn", "randn_like"])

@@ -100,10 +100,6 @@ OVERRIDDEN = {
 }
 
 
-def class_name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"  # as in "nets.DropPath"
-
-
 def register_mapping(kind: type) -> None:
     """Makes the values of a mapping's class parts of a tree; it is made again from a dict of them."""
     _register_entries(kind, dict, kind)

@@ -155,3 +155,8 @@ def _is_structure(leaf: object) -> bool:
     return isinstance(leaf, Mapping | SimpleNamespace) or (
         dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)
     )
+
+
+def class_name(kind: type) -> str:
+    """Returns the name of a class with its module's, as in "nets.DropPath"."""
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -33,7 +33,8 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import DrawStep, JobProgram, RankPlace
-from dslc.compiler.trace.private_torch import AnyDropout, class_name
+from dslc.compiler.trace.private_torch import AnyDropout
+from dslc.compiler.trace.structures import class_name
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.data.sampler import sizes_of, steps_per_epoch
 from dslc.runtime.technique import philox

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import DrawStep, RecomputeStep
-from dslc.compiler.trace.private_torch import class_name
+from dslc.compiler.trace.structures import class_name
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.technique import philox, recompute, sample_draws
 
