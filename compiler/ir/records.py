@@ -400,4 +400,5 @@ NodeRecord: TypeAlias = (
     | p.CheckpointStep
     | p.TensorParallelStep
     | p.ContextStep
+    | p.DrawStep
 )

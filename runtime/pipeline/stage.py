@@ -35,7 +35,7 @@ def enter_passes(stage: PipelineStage, enter: Callable[[int], None]) -> None:
         enter(number)
         return type(stage).forward_one_chunk(stage, number, *args, **kwargs)
 
-    stage.forward_one_chunk = forward_entered  # type: ignore[method-assign]
+    stage.forward_one_chunk = forward_entered  # type: ignore[method-assign, assignment]
 
 
 class StageModule(nn.Module):
