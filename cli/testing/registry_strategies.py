@@ -11,6 +11,7 @@ Networks are small (at most four layers, nested at most twice), numbers too.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from hypothesis import assume
@@ -125,7 +126,7 @@ def _quantity(draw: st.DrawFn, kind: Measure, dimension: Dimension) -> str:
     """Draws a quantity in some unit of its dimension."""
     if dimension in ("ratio",):
         return units.write(draw(_numbers(kind)), dimension)
-    low = 0 if kind.min == 0 else 1
+    low = 1 if kind.min is None else math.ceil(kind.min)
     unit = draw(st.sampled_from([unit for unit, (of, _, _) in units.UNITS.items() if of == dimension]))
     count: int | float = draw(st.integers(low, 50))
     if dimension == "time" or (dimension == "epochs" and len(kind.dimensions) > 1):

@@ -63,8 +63,9 @@ def test_what_ranks_exchange_of_a_batch_norm_that_is_kept_still_is_as_planned(
     exchanges_as_planned(launcher, tmp_path, job, "model.network.mode=override", *TWO)
 
 
-def test_its_noise_is_warned_of(job: Path) -> None:
+@pytest.mark.parametrize("generator", ["counter", "torch"])
+def test_its_noise_is_warned_of_where_ranks_draw_for_themselves(job: Path, generator: str) -> None:
     report = Report()
-    assert prepare(load(str(job), [EVAL, *TWO]), report) is not None
-    assert "W0608" in [each.code for each in report.found]
+    assert prepare(load(str(job), [EVAL, *TWO, f"train.dropout_generator={generator}"]), report) is not None
+    assert ("W0608" in [each.code for each in report.found]) == (generator == "torch")
     assert ready(job, EVAL, *TWO).program.sync_batch_norm

@@ -95,8 +95,10 @@ def test_params_settings_and_relative_paths_are_resolved_away(tmp_path: Path) ->
     assert text.startswith("language = 1\n")
     assert "rate" not in text.replace("rate_", "")
     assert f'file = "{tmp_path}/corpus.txt"' in text
-    for line in ("lr = 0.2", "clip          = 1.0", "steps         = 100 steps", "limit     = 1536MiB"):
-        assert line in text, line
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "lr = 0.2" in text
+    for line in ("clip = 1.0", "steps = 100 steps", "limit = 1536MiB"):
+        assert line in lines, line
     assert "step_time < 1500ms" in text
     assert read(text, job) == job
 
