@@ -12,16 +12,20 @@ from helpers.launcher import Launcher
 from helpers.trained import Trained, agree, ready, train, train_job, write_job_with_helper
 
 JOB = """
-model {{ network = {network}, loss = cross_entropy() }}
+model {{ network = {network}, loss = cross_entropy(){more} }}
 data  {{ source = {source}, batch = 8 }}
 devices {{ cpus = 1 }}
 train {{ steps = 6, optimizer = sgd(lr = 0.1) }}
 log   {{ every = 1 step }}
 """
+GPT2 = """{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2, "n_head": 2, "n_embd": 16,
+"n_positions": 16, "vocab_size": 256, "bos_token_id": 0, "eos_token_id": 0}"""
 NETWORKS = {
     "gpt": ("gpt(layers = 2, width = 16, heads = 2, context = 16, vocab = 256, dropout = 0.1)", "stdlib()"),
     "vit": ("vit(layers = 2, width = 16, heads = 2, patch = 2, dropout = 0.1)", "digits()"),
     "own": ('python("own_draws:network")', "stdlib(context = 16)"),
+    "transformers": ('transformers("./gpt2")', "stdlib(context = 16)"),
+    "adapter": ('transformers("./gpt2")', "stdlib(context = 16)"),
 }
 TWO, FOUR = "devices.cpus=2", "devices.cpus=4"
 DATA = (TWO, "parallelism.microbatches=2", "parallelism.zero=3", "memory.recompute=full")
@@ -37,11 +41,15 @@ PLANS = [
     ("gpt", (FOUR, "parallelism.tensor=2", "parallelism.pipeline=2", "parallelism.microbatches=2")),
     ("gpt", (FOUR, "parallelism.context=2", "parallelism.pipeline=2", "parallelism.microbatches=2")),
     ("gpt", (FOUR, "parallelism.tensor=2", "parallelism.zero=2", "parallelism.microbatches=2")),
+    ("gpt", (FOUR, "parallelism.context=2", "parallelism.zero=2", "parallelism.microbatches=2")),
     ("gpt", (FOUR, "parallelism.pipeline=2", "parallelism.zero=1", "parallelism.microbatches=2")),
     ("vit", DATA),
     ("vit", PIPELINE),
     ("own", DATA),
     ("own", PIPELINE),
+    ("transformers", DATA),
+    ("transformers", PIPELINE),
+    ("adapter", DATA),
 ]
 
 
@@ -52,8 +60,10 @@ def in_one_process(launcher: Launcher, folder: Path, name: str) -> Trained:
 
 def job_of(folder: Path, name: str) -> Path:
     network, source = NETWORKS[name]
-    folder.mkdir(exist_ok=True)
-    return write_job_with_helper("own_draws.py", folder, JOB.format(network=network, source=source))
+    (folder / "gpt2").mkdir(parents=True, exist_ok=True)
+    (folder / "gpt2" / "config.json").write_text(GPT2)
+    more = ', adapter = lora(4, ["c_attn"], dropout = 0.1)' if name == "adapter" else ""
+    return write_job_with_helper("own_draws.py", folder, JOB.format(network=network, source=source, more=more))
 
 
 @pytest.fixture(scope="module")

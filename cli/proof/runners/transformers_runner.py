@@ -96,7 +96,7 @@ def main(folder: str) -> None:
             losses.append(loss.detach())
             return loss
 
-    class Recorder(TrainerCallback):
+    class CurveRecorder(TrainerCallback):
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
             rates.append(float(parts["optimizer"].param_groups[0]["lr"]))
 
@@ -111,7 +111,7 @@ def main(folder: str) -> None:
             losses.clear()
 
     trainer = RecordedTrainer(
-        model=load_network(job), args=TrainingArguments(**arguments), train_dataset=rows, callbacks=[Recorder()]
+        model=load_network(job), args=TrainingArguments(**arguments), train_dataset=rows, callbacks=[CurveRecorder()]
     )
     trainer.train()
     leave_curve(folder, curve)
