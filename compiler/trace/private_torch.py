@@ -596,3 +596,16 @@ def trace_backward(
         decompositions=select_decomp_table(),
     )
     compiled(*tensors_given)
+
+
+def record_memory_history(events: int | None) -> None:
+    """Lets the allocator of GPUs keep its last allocations and releases, so many at most; None ends that."""
+    if events is None:
+        torch.cuda.memory._record_memory_history(enabled=None)
+    else:
+        torch.cuda.memory._record_memory_history(max_entries=events)
+
+
+def dump_memory_snapshot(path: str) -> None:
+    """Writes what `record_memory_history` kept, as pytorch.org/memory_viz reads it."""
+    torch.cuda.memory._dump_snapshot(path)

@@ -37,6 +37,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from dslc.compiler.facts.untrusted_files import replacing
 from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.trace.private_torch import dump_memory_snapshot, record_memory_history
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.process.records import naming
 from dslc.runtime.step.assemble import TrainingComponents
@@ -165,8 +166,8 @@ class StepTrace:
         with naming(f"{self._path}.trace.json"):
             profiler.export_chrome_trace(f"{self._path}.trace.json")
         if self._device.type == "cuda":
-            torch.cuda.memory._dump_snapshot(f"{self._path}.memory.pickle")
-            torch.cuda.memory._record_memory_history(enabled=None)
+            dump_memory_snapshot(f"{self._path}.memory.pickle")
+            record_memory_history(None)
 
     # ----------------------------------------------------------------------------------------------------- private
 
@@ -177,7 +178,7 @@ class StepTrace:
         activities = [ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-            torch.cuda.memory._record_memory_history(max_entries=MEMORY_EVENTS)
+            record_memory_history(MEMORY_EVENTS)
         self._profile = profile(activities=activities, record_shapes=True)
         self._profile.start()
 

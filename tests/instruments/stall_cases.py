@@ -41,6 +41,7 @@ class Net(torch.nn.Module):
 
     def forward(self, x):
         self.step += self.training
+        Data.steps = self.step
         x = x.flatten(1)
         now = self.training and strikes(self.step)
         if now and CASE == "hook":
@@ -73,6 +74,8 @@ def do_cut():
     os.system("ip link set lo down; (sleep {seconds}; ip link set lo up) &")
 
 class Data(torch.utils.data.Dataset):
+    steps = 0  # that this process has begun
+
     def __init__(self):
         self.drawn = 0
         self.x = torch.randn(4096, 1, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -82,7 +85,9 @@ class Data(torch.utils.data.Dataset):
 
     def __getitem__(self, n):
         self.drawn += 1
-        if CASE in ("data", "worker") and RANK == {rank} and self.drawn == {sample}:
+        strikes_now = Data.steps == {step} - 1 if CASE == "data" else CASE == "worker" and self.drawn == {sample}
+        if RANK == {rank} and strikes_now:
+            Data.steps += 1
             time.sleep({seconds})  # the line of data
         return self.x[n], n % 10
 """

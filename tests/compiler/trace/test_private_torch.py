@@ -33,6 +33,12 @@ def test_what_subclasses_override_is_there(place: str) -> None:
     assert [each for each in pt.OVERRIDDEN[place] if not callable(getattr(kind, each, None))] == []
 
 
+def test_the_history_of_a_gpus_memory_is_there() -> None:
+    recording = inspect.signature(torch.cuda.memory._record_memory_history).parameters
+    assert {"enabled", "max_entries"} <= set(recording)
+    assert next(iter(inspect.signature(torch.cuda.memory._dump_snapshot).parameters)) == "filename"
+
+
 def test_the_insides_of_a_module() -> None:
     module = nn.BatchNorm1d(3)
     assert dict(module.named_parameters()) == pt.own_parameters(module)
