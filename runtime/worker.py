@@ -14,8 +14,6 @@ finished all-reduce, and with it a tensor that Python has seen. To drop the tens
 - a thread that destroys the group, holding the interpreter's lock, waits for the group's lock for ever;
 - an interpreter that exits by itself answers the thread, up to Python 3.13, by ending it with an exception, which
   passes through a destructor: "terminate called without an active exception", SIGABRT, in one plain process of ten.
-
-Limits: seeds make noise (dropout) differ from rank to rank, as it must, so it is not the noise of one process.
 """
 
 from __future__ import annotations

@@ -239,6 +239,8 @@ divide_all = torch._foreach_div_  # divides each in place
 approach_all = torch._foreach_lerp_  # moves each by a share of the way to another, in place
 step_by_quotients = torch._foreach_addcdiv_  # adds to each the quotient of two others, times a number, in place
 unscale_all = torch._amp_foreach_non_finite_check_and_unscale_  # multiplies each in place, and marks infinities
+record_memory_history = torch.cuda.memory._record_memory_history  # of a GPU's allocator
+dump_memory_snapshot = torch.cuda.memory._dump_snapshot  # writes that history, for pytorch.org/memory_viz
 
 # ------------------------------------------------------------------------------------------------ operators, autograd
 
@@ -596,16 +598,3 @@ def trace_backward(
         decompositions=select_decomp_table(),
     )
     compiled(*tensors_given)
-
-
-def record_memory_history(events: int | None) -> None:
-    """Lets the allocator of GPUs keep its last allocations and releases, so many at most; None ends that."""
-    if events is None:
-        torch.cuda.memory._record_memory_history(enabled=None)
-    else:
-        torch.cuda.memory._record_memory_history(max_entries=events)
-
-
-def dump_memory_snapshot(path: str) -> None:
-    """Writes what `record_memory_history` kept, as pytorch.org/memory_viz reads it."""
-    torch.cuda.memory._dump_snapshot(path)

@@ -167,7 +167,7 @@ class StepTrace:
             profiler.export_chrome_trace(f"{self._path}.trace.json")
         if self._device.type == "cuda":
             dump_memory_snapshot(f"{self._path}.memory.pickle")
-            record_memory_history(None)
+            record_memory_history(enabled=None)
 
     # ----------------------------------------------------------------------------------------------------- private
 
@@ -178,7 +178,7 @@ class StepTrace:
         activities = [ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-            record_memory_history(MEMORY_EVENTS)
+            record_memory_history(max_entries=MEMORY_EVENTS)
         self._profile = profile(activities=activities, record_shapes=True)
         self._profile.start()
 

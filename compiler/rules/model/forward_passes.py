@@ -131,7 +131,7 @@ def _warn_of_host_draws(job: JobSpec, layout: Layout, facts: NetworkFacts) -> It
         f"{cause}: training agrees with one process in distribution only",
         job.model.network_span,
         help=(
-            "leave it if each may draw for itself, as with dropout"
+            "leave it if each may draw for itself"
             if facts.repeats
             else "draw from `random`, `numpy.random` or `torch`, which are seeded, so that a training repeats itself"
         )

@@ -34,9 +34,9 @@ def test_what_subclasses_override_is_there(place: str) -> None:
 
 
 def test_the_history_of_a_gpus_memory_is_there() -> None:
-    recording = inspect.signature(torch.cuda.memory._record_memory_history).parameters
+    recording = inspect.signature(pt.record_memory_history).parameters
     assert {"enabled", "max_entries"} <= set(recording)
-    assert next(iter(inspect.signature(torch.cuda.memory._dump_snapshot).parameters)) == "filename"
+    assert next(iter(inspect.signature(pt.dump_memory_snapshot).parameters)) == "filename"
 
 
 def test_the_insides_of_a_module() -> None:
