@@ -33,6 +33,8 @@ def _prove(draft: Draft, arguments: argparse.Namespace) -> int:
     if not arguments.output:
         print(plain(head_line(arguments.files, draft)))
     folder = tempfile.mkdtemp(prefix="dslc-proof-")
+    log = os.path.join(folder, LOG)
+    print(f"training {steps} steps with the tool, which may compile first, and the job: {log}", file=sys.stderr)
     try:
         proof = prove(
             draft,
@@ -44,7 +46,7 @@ def _prove(draft: Draft, arguments: argparse.Namespace) -> int:
     except ToolError as error:
         raise CommandFailedError(str(error), TRAINING_FAILED) from None
     finally:
-        if sys.exc_info()[0] is None or not os.path.exists(os.path.join(folder, LOG)):
+        if sys.exc_info()[0] is None or not os.path.exists(log):
             shutil.rmtree(folder)  # or the log of what failed is kept
     show_proof(proof)
     return GOOD
