@@ -165,7 +165,6 @@ def test_trace_is_no_value_that_takes_the_job(capsys: pytest.CaptureFixture[str]
         assert "`--out`" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "settings", "passes", "exchanges"),
     [
@@ -176,13 +175,14 @@ def test_trace_is_no_value_that_takes_the_job(capsys: pytest.CaptureFixture[str]
             {f"exchange 0.{n}: all_reduce of batch statistics" for n in range(4)}
             | {"exchange 0.4: all_reduce of gradients"},
         ),
-        (
+        pytest.param(
             "pipeline",
             ("parallelism.data=1", "devices.cpus=2", *GPT),
             ["0F0", "0F1", "0B0", "0F2", "0B1", "0F3", "0B2", "0B3", "update 0"],
             {"exchange 0.0: all_reduce of norm of the gradient"},
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             "gpt_cpu",
             ("parallelism.tensor=2", "parallelism.data=1", "parallelism.zero=0", "memory.recompute=none", *GPT),
             ["0F0", "0B0", "update 0"],
@@ -197,6 +197,7 @@ def test_trace_is_no_value_that_takes_the_job(capsys: pytest.CaptureFixture[str]
                 "exchange 0.7: all_reduce of gradients beside pieces",
                 "exchange 0.8: all_reduce of norm of the gradient",
             },
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -89,8 +89,9 @@ CONFIGURATIONS = {
 IMPORTS = {"transformers": "from transformers import Trainer", "accelerate": "from accelerate import Accelerator"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tool", CONFIGURATIONS)
+@pytest.mark.parametrize(
+    "tool", [pytest.param(tool, marks=[pytest.mark.slow] * (tool != "accelerate")) for tool in CONFIGURATIONS]
+)
 def test_a_tool_and_its_job_have_one_curve(tool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if subprocess.run([PYTHON, "-c", IMPORTS.get(tool, f"import {tool}")], capture_output=True).returncode:
         pytest.skip(f"{tool} cannot be imported in {PYTHON}")
