@@ -240,7 +240,7 @@ approach_all = torch._foreach_lerp_  # moves each by a share of the way to anoth
 step_by_quotients = torch._foreach_addcdiv_  # adds to each the quotient of two others, times a number, in place
 unscale_all = torch._amp_foreach_non_finite_check_and_unscale_  # multiplies each in place, and marks infinities
 record_memory_history = torch.cuda.memory._record_memory_history  # of a GPU's allocator
-dump_memory_snapshot = torch.cuda.memory._dump_snapshot  # writes that history, for pytorch.org/memory_viz
+dump_memory_snapshot: Callable[[str], None] = torch.cuda.memory._dump_snapshot  # writes that history
 
 # ------------------------------------------------------------------------------------------------ operators, autograd
 
