@@ -31,8 +31,8 @@ from dslc.compiler.ir.program import JobProgram
 from dslc.compiler.trace.private_torch import sharded_module
 from dslc.runtime.process.failure import Kind, line_in_log, line_of_module, line_text
 from dslc.runtime.process.frame_ownership import is_ours, is_users
-from dslc.runtime.process.lifetime import children_of
-from dslc.runtime.process.positions import Phase, PositionDetails, Waits, position_number
+from dslc.runtime.process.lifetime import children_of, handles_signal
+from dslc.runtime.process.positions import Phase, PositionDetails, Waits, phase_of, position_number
 from dslc.runtime.process.stop import RunControl
 
 _WORKER_ANSWER = 0.2  # seconds in which a data worker writes its stack
@@ -82,7 +82,7 @@ class PositionReporter:
         module = next((name for frame in frames if (name := _module_at(frame, names)) is not None), "")
         waits, operation = _wait_in(frames[:user], module)
         python = (files[user], frames[user].f_lineno, frames[user].f_code.co_name) if user < len(files) else None
-        if python is None and self._board.position(self._rank)[1] == Phase.SAMPLES and not waits:
+        if python is None and phase_of(self._board.position(self._rank)[1]) == Phase.SAMPLES and not waits:
             python = self._line_of_threads()
         elif waits == "backward" and (line := self._line_of_threads(autograd=True)) is not None:
             waits, python = "", line
@@ -115,7 +115,8 @@ class PositionReporter:
         """Returns the user's line that a data worker is at, by the stack that it writes into this rank's log."""
         before = os.lseek(2, 0, os.SEEK_END)
         for child in children_of(os.getpid()):
-            os.kill(child, signal.SIGUSR1)
+            if handles_signal(child, signal.SIGUSR1):  # it would end a process of the user's
+                os.kill(child, signal.SIGUSR1)
         time.sleep(_WORKER_ANSWER)
         with open("/proc/self/fd/2", "rb") as log:
             log.seek(before)

@@ -141,6 +141,23 @@ def process_state(process: int) -> list[str]:
         return []
 
 
+def handles_signal(process: int, number: signal.Signals) -> bool:
+    """True if a process has a handler for a signal, which may end it otherwise."""
+    with contextlib.suppress(OSError), open(f"/proc/{process}/status", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
+def signal_name(number: int) -> str:
+    """Returns `SIGKILL`, or `signal 40` for a number without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def processor_seconds(process: int) -> float:
     """Returns the time of a processor that a process has used in all its threads; 0 if it is gone."""
     fields = process_state(process)

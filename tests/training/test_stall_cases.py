@@ -18,6 +18,7 @@ FIRST = {case.kind: case for case in reversed(CASES)}
 def test_the_first_case_of_each_kind(tmp_path: Path, kind: str) -> None:
     verdict, said = stalls.run_case(FIRST[kind], tmp_path)
     assert verdict == "right", f"{FIRST[kind]}\n{said}"
+    assert kind != "worker" or "trained 40 steps" in said, f"asking for a stack ended a process of the user's\n{said}"
 
 
 @pytest.mark.long

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dslc.runtime.process.lifetime import handles_signal
 from dslc.runtime.process.positions import (
     FOLDER,
     HostPositions,
@@ -205,3 +208,13 @@ def test_nothing_is_written_or_removed_through_a_link(tmp_path: Path) -> None:
     assert (theirs / "rank-0.json").read_text() == "theirs" and not (tmp_path / FOLDER).exists()
     PositionFile(str(tmp_path), RunControl(1), 1, LINES).update()
     assert [found.host for found in read_positions(str(tmp_path))[0]]
+
+
+def test_a_process_without_a_handler_is_not_asked_for_its_stack() -> None:
+    with subprocess.Popen(["sleep", "60"]) as plain:
+        assert not handles_signal(plain.pid, signal.SIGUSR1)
+        plain.kill()
+    assert not handles_signal(plain.pid, signal.SIGUSR1), "it is gone"
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    assert handles_signal(os.getpid(), signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
