@@ -36,12 +36,12 @@ from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.show.schedule import NAMES as PASSES
 from dslc.compiler.show.schedule import end_boxes, known_times, pass_rows
 from dslc.dsl.words import plural, shorten_list
+from dslc.runtime.process.records import LOGGED_VALUES, TRACE_MARK
 
 NAME = "trace.json.gz"
-MARKS = ("dslc: ", "PP:")  # of the ranges of runtime/measure/step_trace.py, and of torch's schedule runtime
+MARKS = (TRACE_MARK, "PP:")  # of the ranges of a rank, and of torch's schedule runtime
 # Messages are not among them: over a pipeline the plan's lane has them.
 COLLECTIVES = frozenset(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"))
-BETWEEN = "values to log"  # a range of what the plan does not have
 _TRACKS = 1000  # numbers of threads for each rank
 
 Event = dict[str, Any]
@@ -194,7 +194,7 @@ class RankTrace:
         work_events = sorted(
             (event for event in self._events if event["name"].startswith("gloo:")), key=lambda e: e["ts"]
         )
-        gaps = [part for part in self._ranges if part.name == BETWEEN]
+        gaps = [part for part in self._ranges if part.name == LOGGED_VALUES]
         for step in self._steps:
             by_operation: dict[str, list[Event]] = {}
             for event in calls:

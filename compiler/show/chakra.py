@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from enum import IntEnum
 from functools import cache
 from typing import Any
@@ -135,7 +135,7 @@ class ExecutionTraces:
                     received[action.stage, action.microbatch, action.way > 0] = count
                 else:
                     exchanged.append(count)
-                yield TraceNode(**{**_values(node), "id": count, "waits": tuple(sorted(waits))})
+                yield replace(node, id=count, waits=tuple(sorted(waits)))
                 count += 1
 
     def _nodes(self, name: str, action: Action, rank: int, place: RankNode) -> Iterator[TraceNode]:
@@ -209,10 +209,6 @@ def _message(name: str, operation: str, rank: int, peer: int, size: int, tag: in
     ends = {"comm_src": rank if sends else peer, "comm_dst": peer if sends else rank, "comm_tag": tag}
     kind = NodeType.SEND if sends else NodeType.RECEIVE
     return TraceNode(id=0, name=name, type=kind, attributes={**ends, "comm_size": size})
-
-
-def _values(node: TraceNode) -> dict[str, Any]:
-    return {name: getattr(node, name) for name in node.record_names}
 
 
 # ------------------------------------------------------------------------------------------------------- the schema

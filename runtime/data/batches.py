@@ -16,7 +16,6 @@ import functools
 import multiprocessing
 import os
 import queue
-import signal
 import threading
 import traceback
 from collections.abc import Iterable, Iterator
@@ -37,7 +36,7 @@ from dslc.runtime.data.splits import Split
 from dslc.runtime.process.error_text import error_text
 from dslc.runtime.process.failure import frames_of, message_of
 from dslc.runtime.process.job_line import during, mark_during, mark_item_errors, mark_line
-from dslc.runtime.process.lifetime import end_with
+from dslc.runtime.process.lifetime import end_with, signal_name
 from dslc.runtime.process.random_numbers import generator
 
 GATHERED = 1 << 20  # bytes gathered at once, of several steps; a single step may take more
@@ -266,17 +265,17 @@ def of_dead_worker(error: BaseException, line: str) -> BaseException:
         if not status:
             continue
         text = f"loader worker {number} of {count} (process {worker.pid}) "
-        signal_name = ""
+        name_of_signal = ""
         if status > 0:
             text += f"left with exit status {status}, without an exception"
         else:
-            signal_name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
-            text += f"was ended by {signal_name}"
+            name_of_signal = signal_name(-status)
+            text += f"was ended by {name_of_signal}"
         ended = SourceError(text)
         ended.__cause__ = error
         mark_line(ended, line)
-        if signal_name in _REASONS:
-            ended.add_note(_REASONS[signal_name])
+        if name_of_signal in _REASONS:
+            ended.add_note(_REASONS[name_of_signal])
         return ended
     return error
 

@@ -1,7 +1,7 @@
 """Records some steps of one rank by torch's profiler, for `dslc run --profile=trace`.
 
-Model: ranges of the profiler have the names that the actions have in the plan, after `MARK`: `0F1` and `0B1` are the
-passes of micro-batch 1 at stage 0, `update 0` is the update at pipeline coordinate 0. Around them are `step 4` and
+Model: ranges of the profiler have, after `TRACE_MARK`, the names that the actions have in the plan: `0F1` and `0B1` are
+the passes of micro-batch 1 at stage 0, `update 0` is the update at pipeline coordinate 0. Around them are `step 4` and
 `samples`, the wait for a batch. Over a pipeline the passes and messages are named by torch's schedule runtime, in the
 same words. Collectives are found in the recording by their own operators (cli/runs/trace_file.py).
 
@@ -39,12 +39,10 @@ from dslc.compiler.facts.untrusted_files import replacing
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.trace.private_torch import dump_memory_snapshot, record_memory_history
 from dslc.runtime.data.batches import StepBatch
-from dslc.runtime.process.records import naming
+from dslc.runtime.process.records import LOGGED_VALUES, TRACE_MARK, naming
 from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.step.stepper import StepCallbacks
 
-MARK = "dslc: "
-BETWEEN = "values to log"  # the all-reduce of logged steps, which is no action of the plan
 WARM_UP, STEPS = 3, 3  # steps that are not recorded, and that are
 ROUNDS = 9
 MEMORY_EVENTS = 1_000_000  # of the allocator, that its history holds
@@ -60,7 +58,7 @@ class _Ranges:
         self._open: list[record_function] = []
 
     def begin(self, name: str) -> None:
-        self._open.append(record_function(MARK + name))
+        self._open.append(record_function(TRACE_MARK + name))
         self._open[-1].__enter__()
 
     def end(self, depth: int) -> None:
@@ -131,7 +129,7 @@ class StepTrace:
 
         def after_passes(batch: StepBatch, total: Tensor, number: int | Tensor) -> None:
             self._ranges.end(1)
-            self._begin(BETWEEN)
+            self._begin(LOGGED_VALUES)
             between(batch, total, number)
             self._ranges.end(1)
             if self._job.own_step is None and not self._job.optimizer.closure:

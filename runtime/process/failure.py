@@ -24,7 +24,6 @@ import json
 import math
 import os
 import re
-import signal
 import sys
 import time
 import traceback
@@ -42,6 +41,7 @@ from dslc.compiler.ir.program import JobProgram, ModuleStep
 from dslc.runtime.process.error_text import READ, error_text, narrow
 from dslc.runtime.process.frame_ownership import is_ours, is_pythons, is_torchs
 from dslc.runtime.process.job_line import during, line_of
+from dslc.runtime.process.lifetime import signal_name
 from dslc.runtime.process.records import NAME, NOTES, SKIPPED
 from dslc.runtime.process.stop import RunControl
 
@@ -413,9 +413,7 @@ def _exit_failure(
     if status >= 0:
         message = f"the process left with exit status {status}, without an exception"
         return _end_failure(run_dir, board, rank, message, positions)
-    with contextlib.suppress(ValueError):
-        status = signal.Signals(-status)
-    name = status.name if isinstance(status, signal.Signals) else f"signal {-status}"
+    name = signal_name(-status)
     notes = _SENDERS.get(name) or _last_words(log_path(run_dir, board, rank))
     return _end_failure(run_dir, board, rank, f"the process was ended by {name}", (*notes, *positions))
 

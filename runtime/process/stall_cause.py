@@ -10,11 +10,11 @@ positions are listed, and no cause is named.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from dslc.compiler.ir.number_text import time_text
+from dslc.runtime.process.lifetime import signal_name
 from dslc.runtime.process.positions import HostPositions, Phase, PositionDetails, RankPosition
 
 SILENT = 20.0  # seconds without a new file after which a launcher counts as dead, if another one writes
@@ -202,15 +202,8 @@ def _end_text(rank: _Rank) -> str:
         return f"has failed, {where}"
     status = rank.place.status
     if status is not None and status < 0:
-        return f"was ended by {_signal_name(-status)}, {where}"
+        return f"was ended by {signal_name(-status)}, {where}"
     return f"has left with exit status {status}, {where}" if status is not None else f"is gone, {where}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _duration(ranks: Sequence[_Rank]) -> str:
