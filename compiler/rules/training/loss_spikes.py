@@ -23,7 +23,7 @@ def check_spikes(job: JobSpec, workload: Workload | None) -> Iterator[Diagnostic
         where = () if every is None else (Note("checkpoints follow the clock", job.checkpoint.value_span("every")),)
         yield Diagnostic(
             "E0665",
-            "a rewind goes back to a checkpoint, and the training writes none after a number of steps",
+            "a rewind goes back to a checkpoint, and `checkpoint.every` is not set in steps or epochs",
             span,
             notes=where,
             help=remedy(set_field("checkpoint.every", half, f"`checkpoint {{ every = {half} }}`")),
