@@ -150,6 +150,18 @@ def _plan(made: argparse.ArgumentParser) -> None:
     _trace_argument(made)
 
 
+def _data(made: argparse.ArgumentParser) -> None:
+    _job_arguments(made)
+    made.add_argument("--json", action="store_true", help="print an object, for machines")
+    made.add_argument(
+        "--samples",
+        metavar="N",
+        type=lambda text: _count(text, 10**15),
+        default=100_000,
+        help="read at most this many samples of each split, spread evenly (default: 100000)",
+    )
+
+
 def _diff(made: argparse.ArgumentParser) -> None:
     kinds = "a job, a plan file, a run directory, or a job at a git revision, REV:PATH"
     made.add_argument("first", metavar="A", help=kinds)
@@ -250,11 +262,11 @@ def _export(made: argparse.ArgumentParser) -> None:
     made.add_argument("--adapter", action="store_true", help="the adapter alone, into a folder for peft")
 
 
-def _count(text: str) -> int:
+def _count(text: str, limit: int = 10_000) -> int:
     import argparse
 
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:9]) <= 10_000:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 to 10,000")
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:19]) <= limit:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 to {limit:,}")
     return int(text)
 
 
@@ -401,6 +413,11 @@ _COMMANDS = {
         "show what every rank will do",
         "dslc plan cluster.plt --rank 5\n  dslc plan cluster.plt --chakra traces",
         _plan,
+    ),
+    "data": (
+        "show the lengths, copies and classes of a job's data, and samples that training and validation share",
+        "dslc data digits.plt --samples 1000",
+        _data,
     ),
     "diff": (
         "show what differs between two plans; exit status 0: nothing, 1: something, 2: a plan cannot be made",

@@ -171,11 +171,16 @@ def _class_of(sample: Structure) -> float:
     return float(torch.as_tensor(sample[1]))
 
 
-def _own_length(sample: object) -> float:
+def first_shape(sample: Structure) -> tuple[int, ...]:
+    """Returns the shape of the first tensor of a sample's input; of a list or a text its length, else ()."""
     part = sample[0] if isinstance(sample, tuple | list) else sample
     while isinstance(part, Mapping) and part:
         part = next(iter(part.values()))
     shape = getattr(part, "shape", None)
     if shape is None:
-        return float(len(part)) if isinstance(part, Sized) else 1.0
-    return float(shape[0]) if shape else 1.0
+        return (len(part),) if isinstance(part, Sized) else ()
+    return tuple(shape)
+
+
+def _own_length(sample: Structure) -> float:
+    return float(next(iter(first_shape(sample)), 1))

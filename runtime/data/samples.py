@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, NoReturn, Protocol, TypeAlias
+from typing import Any, ClassVar, NoReturn, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -60,10 +60,16 @@ class Samples(Protocol):
     def batch(self, indices: Tensor, epoch: int = 0) -> Pair: ...
 
 
+@runtime_checkable
 class Streamed(Samples, Protocol):
-    """A stream: `marks` returns how far it has been read, and `go_to` begins there and tells if that takes long."""
+    """A stream: `marks` returns how far it has been read, and `go_to` begins there and tells if that takes long.
+
+    `items` yields samples as the stream gives them.
+    """
 
     def marks(self) -> Marks: ...
+
+    def items(self, numbers: Sequence[int]) -> Iterator[Structure]: ...
 
     def go_to(self, marks: Marks, tell: Tell) -> None: ...
 
@@ -434,6 +440,8 @@ def items(samples: Samples, indices: Tensor, epoch: int = 0) -> Iterator[Structu
             yield from items(samples.samples, indices, epoch)
         case Structures():
             yield from samples.items(indices, epoch)
+        case _ if isinstance(samples, Streamed):
+            yield from samples.items(indices.tolist())
         case FetchedSamples():
             for index in indices.tolist():
                 yield samples.sample(epoch, index)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import ClassVar
@@ -209,6 +209,11 @@ class Stream:
     def batch(self, indices: Tensor, epoch: int = 0) -> Pair:
         first = epoch * (self.length // self.batch_size * self.batch_size)
         return self.together([self._sample(first + number) for number in indices.tolist()])
+
+    def items(self, numbers: Sequence[int]) -> Iterator[Structure]:
+        """Yields samples as the stream gives them, by ascending numbers over all passes."""
+        for number in numbers:
+            yield self._sample(number)
 
     def marks(self) -> Marks:
         """Returns the places of the lanes that have been read."""

@@ -34,7 +34,7 @@ HERE = "that is `devices { gpus = 2 }` in the job, or `--set devices.gpus=2`"
         ("--verzion", "did you mean `--version`?"),
         (
             "run job.plt --json",
-            "that is an option of `dslc check`, `dslc plan`, `dslc diff`, `dslc choose`, `dslc evaluate`, "
+            "that is an option of `dslc check`, `dslc plan`, `dslc data`, `dslc diff`, `dslc choose`, `dslc evaluate`, "
             "`dslc status`, `dslc why` or `dslc doctor`",
         ),
         ("run job.plt --output_dir x", "`dslc run JOB --out DIR`"),

@@ -1,0 +1,312 @@
+"""`dslc data`: what a job's data is like, read as the training would read it. The job's own code runs here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+from dslc.compiler.graph.constants import data_step
+from dslc.compiler.ir.program import DataStep
+from dslc.compiler.model.job_steps import locate_paths
+from dslc.compiler.rules.analysis import Analysis
+from dslc.compiler.show.explain import table
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.language.blocks import CheckpointSpec
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.meaning.load import LoadResult, load_each
+from dslc.dsl.plain import plain, plain_lines
+from dslc.dsl.words import plural
+from dslc.jobs.check_job import inspect, show
+from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, CommandFailedError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from dslc.runtime.data.sample_records import Copy, SampleRecords
+
+_UNLIMITED = 2**62
+_EXAMPLES = 3  # copies that a line names
+_CLASSES = 20  # rows of the table of classes
+_RANKS = 8  # columns of the table of classes
+
+Row = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """What `dslc data` found out; `classes` are counts by class and data rank, in the first epoch."""
+
+    step: DataStep
+    data_ranks: int
+    records: tuple[SampleRecords, ...]  # of each split, training first
+    classes: dict[int, tuple[int, ...]]
+
+
+def main(arguments: argparse.Namespace) -> int:
+    _, combinations = load_each(arguments.job, arguments.settings)
+    analysis = _analyse(combinations[0])
+    report = _report_on(analysis, arguments.samples)
+    if arguments.json:
+        json.dump(_as_json(report), sys.stdout)
+        print()
+    else:
+        print(plain_lines("\n".join(_as_text(report, arguments.job))))
+    return GOOD
+
+
+def _analyse(load_result: LoadResult) -> Analysis:
+    """Returns the analysis of a job, whatever memory it takes and promises. Raises CommandFailedError."""
+    report = Report()
+    if load_result.job is not None:
+        load_result = replace(load_result, job=_data_alone(load_result.job))
+    analysis = inspect(load_result, report, trace=True)
+    show([diagnostic for diagnostic in report if diagnostic.severity == "error"])
+    if report.errors or analysis is None:
+        raise CommandFailedError(status=JOB_AT_FAULT)
+    if analysis.workload.visited is None or analysis.workload.train is None:
+        raise CommandFailedError("the number of samples is not known", JOB_AT_FAULT)
+    return analysis
+
+
+def _data_alone(job: JobSpec) -> JobSpec:
+    """Returns the job without a limit of memory, promises and checkpoints, which leave its data as it is."""
+    return replace(job, memory=replace(job.memory, limit=_UNLIMITED), expect=(), checkpoint=CheckpointSpec())
+
+
+# ----------------------------------------------------------------------------------------------------------- reading
+
+
+def _report_on(analysis: Analysis, limit: int) -> DataReport:
+    """Reads the samples of all splits. Raises CommandFailedError with the message of what fails, also in user code."""
+    from dslc.probe.child import first_line, where_in_the_users_code
+    from dslc.runtime.data.samples import SourceError
+    from dslc.runtime.process.job_line import during
+
+    try:
+        return _read_splits(analysis, limit)
+    except SourceError as error:
+        sample = during(error)
+        raise CommandFailedError(plain(f"{error}{f' ({sample})' if sample else ''}"), JOB_AT_FAULT) from error
+    except Exception as error:  # any kind: the user's code runs
+        places = ", ".join(place for place in (during(error), where_in_the_users_code(error)) if place)
+        message = f"the data cannot be read: {first_line(error)}{f' ({places})' if places else ''}"
+        raise CommandFailedError(plain(message), JOB_AT_FAULT) from error
+
+
+def _read_splits(analysis: Analysis, limit: int) -> DataReport:
+    import torch
+
+    from dslc.runtime.data.rank_orders import classes_by_rank
+    from dslc.runtime.data.sample_keys import prepare
+    from dslc.runtime.data.sample_records import read_records, samples_in
+    from dslc.runtime.data.sources.open_sources import open_source
+
+    step = locate_paths(data_step(analysis), analysis.job.folder)
+    splits = open_source(step)
+    counts = {split: samples_in(step, split) for split in ("training", "validation", "test")}
+    read = []
+    with _progress() as bar:
+        for split, count in counts.items():
+            if count:
+                task = bar.add_task(f"{split} samples", total=min(count, limit))
+                read.append(read_records(step, splits, split, limit, _advance(bar, task)))
+    prepare(step, splits.train, torch.device("cpu"))
+    training = read[0]
+    known = {n: name for n, name in zip(training.numbers, training.classes, strict=True) if name is not None}
+    ranks = analysis.layout.sizes["data"]
+    steps = analysis.workload.steps or step.visited
+    classes = classes_by_rank(step, ranks, steps, known) if known else {}
+    return DataReport(step, ranks, tuple(read), classes)
+
+
+def _advance(bar: Progress, task: object) -> Callable[[int], None]:
+    return lambda samples: bar.advance(task, samples)  # type: ignore[arg-type]
+
+
+def _progress() -> Progress:
+    """Returns a bar in samples, shown only on a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+# ----------------------------------------------------------------------------------------------------------- as text
+
+
+def _as_text(report: DataReport, job: str) -> list[str]:
+    step = report.step
+    lines = [f"data of {job}: batches of {step.batch}, {plural(report.data_ranks, 'data rank')}", ""]
+    lines += _split_table(report)
+    notes = [*_partly_read(report), *_length_lines(report), *_copy_lines(report), *_overlap_lines(report)]
+    lines += ["", *(f"- {line}" for line in notes)]
+    if report.classes:
+        lines += ["", *_class_lines(report)]
+    return lines
+
+
+def _table(rows: Sequence[Row], head: Row, limit: int | None = None) -> list[str]:
+    return [f"  {line}" for line in table(rows, range(1, len(head)), head, limit)]
+
+
+def _split_table(report: DataReport) -> list[str]:
+    head: Row = ("split", "samples", "read", "shape")
+    rows: list[Row] = [
+        (records.split, f"{records.samples:,}", f"{len(records.numbers):,}", _shape_text(records))
+        for records in report.records
+    ]
+    summaries = [length_summary(records) for records in report.records]
+    if any(summaries):
+        head += ("shortest", "median", "mean", "95%", "longest")
+        rows = [row + _length_cells(summary) for row, summary in zip(rows, summaries, strict=True)]
+    return _table(rows, head)
+
+
+def _shape_text(records: SampleRecords) -> str:
+    return "varies" if records.shape is None else " x ".join(map(str, records.shape)) or "one number"
+
+
+def _length_cells(summary: dict[str, float] | None) -> Row:
+    if summary is None:
+        return ()
+    return tuple(_length_text(summary[name]) for name in ("shortest", "median", "mean", "p95", "longest"))
+
+
+def _length_text(length: float) -> str:
+    return f"{length:,.0f}" if length == int(length) else f"{length:,.1f}"
+
+
+def length_summary(records: SampleRecords) -> dict[str, float] | None:
+    """Returns figures of the lengths; None if all samples have one shape."""
+    import numpy as np
+
+    if records.shape is not None:
+        return None
+    lengths = np.array(records.lengths)
+    median, p95 = np.percentile(lengths, [50, 95], method="higher")
+    at = int(lengths.argmax())
+    return {
+        "shortest": float(lengths.min()),
+        "median": float(median),
+        "mean": float(lengths.mean()),
+        "p95": float(p95),
+        "longest": float(lengths[at]),
+        "longest_sample": records.numbers[at],
+    }
+
+
+def _partly_read(report: DataReport) -> list[str]:
+    parts = [f"{len(each.numbers):,} of {each.samples:,} {each.split}" for each in report.records if not each.all_read]
+    if not parts:
+        return []
+    order = "the first ones of the stream" if report.step.stream is not None else "spread evenly"
+    return [f"{' and '.join(parts)} samples were read, {order}: all figures are of these (`--samples`)"]
+
+
+def _length_lines(report: DataReport) -> list[str]:
+    lines = []
+    for records in report.records:
+        if (lengths := length_summary(records)) is not None:
+            name = _name(report, records.split, int(lengths["longest_sample"]))
+            lines.append(f"longest: {name}, {_length_text(lengths['longest'])} long")
+    return lines
+
+
+def _name(report: DataReport, split: str, number: int) -> str:
+    from dslc.runtime.data.splits import sample_name
+
+    return sample_name(report.step, split, number)
+
+
+def _copies(records: SampleRecords) -> tuple[list[Copy], list[Copy]]:
+    """Returns the copies in a split, and the samples that have the input of an earlier one and another target."""
+    from dslc.runtime.data.sample_records import find_conflicts, find_copies
+
+    return find_copies(records.numbers, records.contents), find_conflicts(records)
+
+
+def _copy_lines(report: DataReport) -> list[str]:
+    lines = []
+    for records in report.records:
+        copies, conflicts = _copies(records)
+        equal = "equals" if len(copies) == 1 else "equal"
+        count = f"{plural(len(copies), f'{records.split} sample')} of {len(records.numbers):,}"
+        lines.append(f"duplicates: {count} {equal} an earlier one{_pairs(copies)}")
+        if conflicts:
+            has = "has" if len(conflicts) == 1 else "have"
+            lines.append(
+                f"contradictions: {plural(len(conflicts), f'{records.split} sample')} {has} the input of an earlier "
+                f"one and another target{_pairs(conflicts)}"
+            )
+    return lines
+
+
+def _pairs(copies: Sequence[Copy], original: str = "") -> str:
+    """Returns the first pairs: ` (17 = 5, 40 = 5, …)`."""
+    if not copies:
+        return ""
+    pairs = [f"{copy.number} = {original}{copy.original}" for copy in copies[:_EXAMPLES]]
+    return f" ({', '.join([*pairs, *(['…'] if len(copies) > _EXAMPLES else [])])})"
+
+
+def _overlaps(report: DataReport) -> dict[str, list[Copy]]:
+    from dslc.runtime.data.sample_records import find_overlap
+
+    training, *others = report.records
+    return {records.split: find_overlap(training, records) for records in others}
+
+
+def _overlap_lines(report: DataReport) -> list[str]:
+    counts = {records.split: len(records.numbers) for records in report.records}
+    return [
+        f"overlap: the input of {plural(len(shared), f'{split} sample')} of {counts[split]:,} is that of a training "
+        f"sample{_pairs(shared, 'training ')}"
+        for split, shared in _overlaps(report).items()
+    ]
+
+
+def _class_lines(report: DataReport) -> list[str]:
+    """Returns the table of classes; of many ranks it shows the ranks with the fewest and the most samples."""
+    counts = list(report.classes.items())
+    ranks = range(report.data_ranks)
+    if report.data_ranks <= _RANKS:
+        head: Row = ("class", "samples", *(f"rank {rank}" for rank in ranks))
+        rows: list[Row] = [(str(name), f"{sum(by):,}", *(f"{count:,}" for count in by)) for name, by in counts]
+    else:
+        head = ("class", "samples", "fewest", "most")
+        rows = [(str(name), f"{sum(by):,}", _extreme(by, min(by)), _extreme(by, max(by))) for name, by in counts]
+    return ["classes by data rank, in epoch 1:", *_table(rows, head, _CLASSES)]
+
+
+def _extreme(by_rank: Sequence[int], count: int) -> str:
+    return f"{count:,} (rank {by_rank.index(count)})"
+
+
+# ----------------------------------------------------------------------------------------------------------- as JSON
+
+
+def _as_json(report: DataReport) -> dict[str, object]:
+    splits: dict[str, object] = {}
+    for records in report.records:
+        copies, conflicts = _copies(records)
+        splits[records.split] = {
+            "samples": records.samples,
+            "read": len(records.numbers),
+            "shape": records.shape,
+            "length": length_summary(records),
+            "duplicates": [asdict(copy) for copy in copies],
+            "contradictions": [asdict(copy) for copy in conflicts],
+        }
+    return {
+        "batch": report.step.batch,
+        "data_ranks": report.data_ranks,
+        "splits": splits,
+        "overlap": {split: [asdict(copy) for copy in copies] for split, copies in _overlaps(report).items()},
+        "classes": {str(name): list(counts) for name, counts in report.classes.items()},
+    }

@@ -1,0 +1,150 @@
+"""`dslc data`: planted copies, leaks, long samples and classes are found, and what was read is stated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+import torch
+from helpers.golden import hold
+from helpers.paths import TESTS
+
+from dslc.main import main
+from dslc.runtime.data.sample_records import sample_lengths, spread
+
+GOLDEN = TESTS / "cli" / "formats"
+MODULE = """
+import torch
+from torch import nn
+
+
+class Sentences:
+    '''Sequences of 1 to 40 numbers. Sample 41 is 900 long, 20 is a copy of 3, and 30 is 3 with another target.'''
+
+    def __init__(self, samples, first=0):
+        self.samples, self.first = samples, first
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, index):
+        if index == BROKEN:
+            raise ValueError("a line without a label")
+        number = 3 if self.first == 0 and index in (20, 30) else self.first + index
+        random = torch.Generator().manual_seed(number)
+        length = 900 if number == 41 else 1 + number * 7 % 40
+        return torch.randn(length, generator=random), (number + (index == 30)) % 3
+
+
+BROKEN = None
+
+
+def data():
+    return Sentences(48), Sentences(10, first=40)
+
+
+class Stream:
+    shards = 2
+
+    def shard(self, number):
+        return iter(Sentences(30, first=100 * number))
+
+    def __len__(self):
+        return 60
+
+
+def padded(samples):
+    values = nn.utils.rnn.pad_sequence([values for values, _ in samples], batch_first=True)
+    return {"values": values}, torch.tensor([target for _, target in samples])
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.head = nn.Linear(1, 8), nn.Linear(8, 3)
+
+    def forward(self, values):
+        return self.head(torch.tanh(self.hidden(values[:, :, None])).mean(1))
+"""
+JOB = """
+model { network = python("MODULE:Network"), loss = cross_entropy() }
+data {
+  source  = python("MODULE:data")
+  collate = python("MODULE:padded")
+  batch   = 8
+}
+devices { cpus = 2 }
+train { epochs = 2, optimizer = sgd(lr = 0.1) }
+"""
+
+pytestmark = pytest.mark.usefixtures("loaded")
+
+
+def planted(folder: Path, name: str, broken: str = "None") -> Path:
+    """Writes the job, with a module of this name."""
+    (folder / f"{name}.py").write_text(dedent(MODULE).replace("BROKEN = None", f"BROKEN = {broken}"))
+    (folder / "job.plt").write_text(JOB.replace("MODULE", name))
+    return folder / "job.plt"
+
+
+def report_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    assert main(["data", *map(str, arguments), "--json"]) == 0
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
+
+
+def test_planted_copies_leaks_and_long_samples_are_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = planted(tmp_path, "planted_data")
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", "job.plt"]) == 0
+    hold(capsys.readouterr().out, GOLDEN / "data_report.txt")
+    report = report_of(capsys, job)
+    training = report["splits"]["training"]
+    assert training["duplicates"] == [{"number": 20, "original": 3}]
+    assert training["contradictions"] == [{"number": 30, "original": 3}]
+    assert training["length"]["longest_sample"] == 41 and training["length"]["longest"] == 900
+    shared = [(copy["number"], copy["original"]) for copy in report["overlap"]["validation"]]
+    assert shared == [(n, 40 + n) for n in range(8)]
+    assert sum(map(sum, report["classes"].values())) == 48
+    part = report_of(capsys, job, "--samples", 12)
+    assert part["splits"]["training"]["read"] == 12 and part["splits"]["validation"]["read"] == 10
+    assert sum(map(sum, part["classes"].values())) == 12
+
+
+def test_other_sources_have_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    digits = tmp_path / "digits.plt"
+    digits.write_text(
+        "model { network = [flatten(), linear(10)], loss = cross_entropy() }\n"
+        "data { source = digits(), batch = 64, validation = 20%, last_batch = drop, sampler = balanced() }\n"
+        "devices { cpus = 16 }\ntrain { steps = 3, optimizer = sgd(lr = 0.1) }\nmemory { limit = 1KiB }\n"
+    )
+    report = report_of(capsys, digits)
+    assert report["splits"]["training"]["shape"] == [1, 8, 8] and report["splits"]["training"]["length"] is None
+    assert sum(map(sum, report["classes"].values())) == 3 * 64  # the steps of the training, not a whole epoch
+    assert main(["data", str(digits), "--samples", "50"]) == 0
+    text = capsys.readouterr().out
+    assert "50 of 1,438 training and 50 of 359 validation samples were read, spread evenly" in text
+    assert "fewest" in text and "rank 7" not in text.split("classes by data rank")[0]
+    stream = planted(tmp_path, "planted_stream")
+    stream.write_text(stream.read_text().replace(":data", ":Stream").replace("batch   = 8", "batch = 8, samples = 60"))
+    told = report_of(capsys, stream, "--samples", 20)["splits"]["training"]
+    assert told["read"] == 20 and told["length"]["longest"] <= 40
+
+
+def test_a_sample_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", str(planted(tmp_path, "planted_fault", broken="33"))]) == 1
+    told = capsys.readouterr().err
+    assert "the data cannot be read: ValueError: a line without a label (`dataset[33]`" in told
+    assert "planted_fault.py, line" in told
+
+
+def test_lengths_and_the_samples_that_are_read() -> None:
+    assert sample_lengths([(3, 4), (3, 6)]) == [12, 18]
+    assert sample_lengths([(5,), (7,)]) == [5, 7] and sample_lengths([(), ()]) == [1, 1]
+    assert spread(10, 4) == [0, 2, 5, 7] and spread(3, 9) == [0, 1, 2]
+    assert torch.tensor(spread(1000, 999)).diff().min() >= 1
