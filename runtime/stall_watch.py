@@ -60,7 +60,7 @@ class StallWatch:
         self._file.update()
         now = time.monotonic()
         passed, self._at = min(now - self._at, self._gap), now
-        positions = [self._board.position(rank) for rank in self._board.ranks]
+        positions = self._positions()
         if positions != self._seen:
             if not self._is_early(positions):
                 self._longest = max(self._longest, self._still)
@@ -73,8 +73,12 @@ class StallWatch:
         if not self._asked:
             self._used = {rank: processor_seconds(self._board.process(rank)) for rank in self._board.ranks}
         self.update_details()
-        self._asked, self._shown = True, self._still >= limit
+        self._asked = True
+        self._shown = self._still >= limit and self._positions() == positions  # else they have gone on while asked
         return f"no progress for {self._still:.0f} s: {'; '.join(self.explain())}" if self._shown else ""
+
+    def _positions(self) -> list[tuple[int, int, int]]:
+        return [self._board.position(rank) for rank in self._board.ranks]
 
     def _limit(self, positions: list[tuple[int, int, int]]) -> float:
         slow = self._is_early(positions) or any(phase_of(position) in _LONG for _, position, _ in positions)

@@ -8,7 +8,8 @@ Each case draws a rank, a step, a number of ranks and an engine (`ddp` or `fsdp`
     worker      nothing, in a data worker                        cut    takes the network of all ranks away
     raise       raises an exception, after which others wait
 
-for `SECONDS`. The limit of a stall is `LIMIT` here, so that a case takes seconds. A case is `right` if what the
+for `SECONDS`, or longer where no rank can answer for the one that is stopped. The limit of a stall is `LIMIT` here, so
+that a case takes seconds. A case is `right` if what the
 launcher prints names the rank, the node and the line; `wrong` if it names another rank; else `open`.
 """
 
@@ -183,8 +184,8 @@ def run_case(case: Case, folder: Path) -> tuple[str, str]:
     """Returns how a case was judged, and what the launcher said."""
     module = f"net{case.number}"
     batch, workers = 8 * case.ranks, int(case.kind == "worker")
-    sample = 8 * (case.step - 1) + 1
-    code = CODE.format(case=case.kind, rank=case.rank, step=case.step, seconds=SECONDS, sample=sample)
+    sample, seconds = 8 * (case.step - 1) + 1, SECONDS * (2 if case.kind == "stop" else 1)
+    code = CODE.format(case=case.kind, rank=case.rank, step=case.step, seconds=seconds, sample=sample)
     (folder / f"{module}.py").write_text(code)
     job = folder / f"{module}.plt"
     job.write_text(JOB.format(module=module, batch=batch, workers=workers, ranks=case.ranks, zero=case.zero))
