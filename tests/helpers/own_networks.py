@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 
-def network(inputs: int = 6, width: int = 8, outputs: int = 3, depth: int = 1) -> nn.Module:
+def network(inputs: int = 6, width: int = 8, outputs: int = 3, depth: int = 1, dropout: float = 0.0) -> nn.Module:
     """Sequences within a sequence."""
     inner = [nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width), nn.Tanh()) for _ in range(depth)]
     first = (nn.Flatten(), nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh())
-    return nn.Sequential(*first, *inner, nn.Linear(width, outputs))
+    return nn.Sequential(*first, *inner, *[nn.Dropout(dropout)] * (dropout > 0), nn.Linear(width, outputs))
 
 
 class Still(nn.Sequential):

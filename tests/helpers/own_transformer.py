@@ -66,8 +66,11 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    def __init__(self, width: int, heads: int, blocks: int, tie: bool, by_hand: bool, vocab: int, joined: bool) -> None:
+    def __init__(
+        self, width: int, heads: int, blocks: int, tie: bool, by_hand: bool, vocab: int, joined: bool, dropout: float
+    ) -> None:
         super().__init__()
+        self.dropout = dropout
         self.table = nn.Embedding(vocab, width)
         self.places = nn.Parameter(torch.randn(16, width))
         self.blocks = nn.ModuleList(Block(width, width // heads, by_hand, joined) for _ in range(blocks))
@@ -78,7 +81,7 @@ class Transformer(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.table(tokens) + self.places[: tokens.shape[1]]
         for block in self.blocks:
-            x = block(x)
+            x = F.dropout(block(x), self.dropout, self.training)
         return self.head(x)
 
 
@@ -112,8 +115,9 @@ def network(
     by_hand: bool = False,
     vocab: int = 256,
     joined: bool = False,
+    dropout: float = 0.0,
 ) -> nn.Module:
-    return Transformer(width, heads, blocks, tie, by_hand, vocab, joined)
+    return Transformer(width, heads, blocks, tie, by_hand, vocab, joined, dropout)
 
 
 def plain() -> nn.Module:

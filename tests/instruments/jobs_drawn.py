@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from instruments import odd_parts_drawn, own_parts_drawn
-from instruments.own_networks_drawn import draw_adapter, draw_plan, families
+from instruments.own_networks_drawn import DROPOUTS, draw_adapter, draw_dropout, draw_plan, families
 
 # How often there are images, signals, vectors and tokens. Axes divide transformers, in nearly all jobs.
 KINDS = {"context": (1, 0, 0, 20), "tensor": (2, 0, 4, 16), "pipeline": (3, 1, 3, 8), "": (4, 2, 3, 5)}
@@ -49,8 +49,10 @@ RESUMED = 0.25  # the share of these that go on under another plan
 ODD = 0.35  # the share of jobs over what public bug reports are about
 
 
-def draw(seed: int, *, compile: float = 0.0, own: float = OWN, odd: float = ODD) -> Drawn:
-    """Returns a job; `compile` is the share of jobs with `train.compile`, which takes half a minute each."""
+def draw(seed: int, *, compile: float = 0.0, own: float = OWN, odd: float = ODD, dropout: float = DROPOUTS) -> Drawn:
+    """Returns a job; `compile` is the share of jobs with `train.compile`, which takes half a minute each. `dropout` is
+    that of the jobs which are neither `own` nor `odd`.
+    """
     others = random.Random(f"odd {seed}")
     if others.random() < odd:
         drawing = _Drawing(others, compile)
@@ -77,6 +79,7 @@ def draw(seed: int, *, compile: float = 0.0, own: float = OWN, odd: float = ODD)
         blocks["data"]["source"] = f'parquet("pictures.parquet", augment = [{chosen}]{more})'
     adapter = draw_adapter(random.Random(f"adapters {seed}"), blocks["model"]["network"])
     blocks["model"] |= {"adapter": adapter} if adapter else {}
+    blocks["model"]["network"] = draw_dropout(random.Random(f"dropout {seed}"), blocks["model"]["network"], dropout)
     return Drawn(seed=seed, text=_text(blocks), plain=_text(_single_process(blocks)))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -26,6 +27,7 @@ ADAPTED = {
     "llama": ("q_proj", "*.0.mlp.*_proj"),
 }
 ADAPTERS = 0.2  # the share of such networks with an adapter
+DROPOUTS = 0.3  # the share of networks with dropout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +114,25 @@ def draw_adapter(rng: random.Random, network: str) -> str:
         ("", "", ", alpha = 2, rslora = true", ', save = ["*norm*", "nothing"]', ', save = ["*head", "table"]')
     )
     return f"lora({rng.choice((1, 2, 4))}, {targets}{more})"
+
+
+def draw_dropout(rng: random.Random, network: str, share: float = DROPOUTS) -> str:
+    """Returns a network with dropout, where its kind has some, or the same."""
+    if rng.random() >= share or "dropout" in network:
+        return network
+    p = rng.choice((0.1, 0.2, 0.5))
+    if network.startswith("["):
+        blocks = re.sub(r"(\b(?:attention|transformer_block)\([^()]*)\)", rf"\1, dropout = {p})", network)
+        before, layer, after = blocks.rpartition("linear(")
+        return f"{before}dropout({p}), {layer}{after}"
+    if network.startswith('transformers("gpt2"'):
+        return network.replace("pdrop = 0.0", f"pdrop = {p}")
+    words = {
+        "gpt(": "dropout", "vit(": "dropout", "mlp(": "dropout", 'python("own_networks:network"': "dropout",
+        'python("own_transformer:network"': "dropout", 'transformers("llama"': "attention_dropout",
+    }  # fmt: skip
+    word = next((word for start, word in words.items() if network.startswith(start)), "")
+    return f"{network.removesuffix(')')}, {word} = {p})" if word else network
 
 
 def draw_plan(rng: random.Random, groups: Sequence[Plan]) -> str:
