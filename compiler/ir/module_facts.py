@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dslc.compiler.ir.memory import LayerMemory
 from dslc.compiler.ir.network_facts import NetworkFacts
+from dslc.compiler.ir.steps import CutDraw
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.dsl.record import Record, record
@@ -56,8 +57,9 @@ class ShareFacts(Record):
 
     `calls` are in order, and so are `summed`, the modules that sum the gradients of their parameters, once for each
     call. `head` is the cut module whose output is the model's. `work` has, by layer, a rank's forward FLOPs of one
-    sample. `attended` has the numbers of keys and values that each call of attention receives there. If the cut model
-    would not compute the same, `fault` gives the reason, and `module` the place.
+    sample. `attended` has the numbers of keys and values that each call of attention receives there. `draws` are the
+    draws of which a rank has a piece; None if these cannot be told. If the cut model would not compute the same,
+    `fault` gives the reason, and `module` the place.
     """
 
     ranks: int
@@ -68,6 +70,7 @@ class ShareFacts(Record):
     head: str = ""
     work: tuple[tuple[str, int], ...] = ()
     attended: tuple[int, ...] = ()
+    draws: tuple[CutDraw, ...] | None = ()
     fault: str = ""
     module: str = ""
     help: str = ""
@@ -89,12 +92,14 @@ class AttentionFacts(Record):
 @record
 class PieceFacts(Record):
     """The model on pieces of sequences, for a context axis of `ranks` ranks: its calls of attention, in order, and
-    whether it takes `position_ids`. If it would not compute the same, `fault` gives the reason, with `code`.
+    whether it takes `position_ids`. `draws` are as in `ShareFacts`. If it would not compute the same, `fault` gives the
+    reason, with `code`.
     """
 
     ranks: int
     positions: bool = False
     attention: tuple[AttentionFacts, ...] = ()
+    draws: tuple[CutDraw, ...] | None = ()
     code: str = ""
     fault: str = ""
     help: str = ""

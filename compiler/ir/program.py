@@ -16,12 +16,13 @@ from typing import Literal, TypeAlias
 from dslc.compiler.ir.actions import Payload
 from dslc.compiler.ir.data_steps import AugmentStep, DataStep, PictureStep, SamplerStep
 from dslc.compiler.ir.memory import MemoryNode
-from dslc.compiler.ir.steps import Arguments, InitStep, ModuleStep, PythonFunction, StepPhases, StreamStep
+from dslc.compiler.ir.steps import Arguments, CutDraw, InitStep, ModuleStep, PythonFunction, StepPhases, StreamStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.dsl.record import Record, record
 
 __all__ = [  # names defined elsewhere
     "AugmentStep",
+    "CutDraw",
     "DataStep",
     "InitStep",
     "ModuleStep",
@@ -428,12 +429,15 @@ class DrawStep(Record):
     """Random numbers of forward passes that follow from the seed, the step, the sample and the layer.
 
     `kinds` are classes of modules that draw beside torch's dropout modules, as in "nets.DropPath"; `shared` are those
-    that draw the same for all samples. On a tensor axis a rank has a piece of the sequence of the modules `pieces`.
+    that draw the same for all samples. On a tensor axis a rank has a piece of the sequence of the modules `pieces`. Of
+    a network that a function makes `tensor` and `context` are the draws of which a rank of these axes has a piece.
     """
 
     kinds: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     pieces: tuple[str, ...] = ()
+    tensor: tuple[CutDraw, ...] = ()
+    context: tuple[CutDraw, ...] = ()
 
 
 @record

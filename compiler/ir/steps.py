@@ -93,3 +93,21 @@ class StepPhases(Record):
     @property
     def total(self) -> float:
         return self.data + self.passes + self.exposed + self.update + self.host
+
+
+@record
+class CutDraw(Record):
+    """A tensor of random numbers of which each rank of an axis has an equal piece: the `number`-th that `module` draws
+    in a pass. `shape` is that of one sample in one process. Its dim `dim` is `outer` x `size` x the rest, and the
+    pieces are equal parts of `size`, or of each of `parts`, which lie side by side. `columns`: of attention weights,
+    which on a rank end with the last column that its rows need.
+    """
+
+    module: str
+    number: int
+    shape: tuple[int, ...]
+    dim: int
+    outer: int
+    size: int
+    parts: tuple[int, ...] = ()
+    columns: bool = False

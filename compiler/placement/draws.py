@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dslc.compiler.ir.network_facts import CodePlace, NetworkFacts
 from dslc.compiler.ir.nodes import ModelGraph
-from dslc.compiler.ir.program import DrawStep
+from dslc.compiler.ir.program import CutDraw, DrawStep
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.tensor_plan import TensorPlan
 from dslc.dsl.language.job import JobSpec
@@ -22,7 +22,12 @@ def draw_step(job: JobSpec, layout: Layout, model: ModelGraph | None, cuts: Tens
     facts = _network_facts(model)
     if facts is None:
         return DrawStep(pieces=tuple(cuts.drawn_pieces))
-    return DrawStep(kinds=facts.draws, shared=facts.shared_draws)
+    return DrawStep(
+        kinds=facts.draws,
+        shared=facts.shared_draws,
+        tensor=_cut_draws(layout, model, "tensor") or (),
+        context=_cut_draws(layout, model, "context") or (),
+    )
 
 
 def draws_by_sample(job: JobSpec, layout: Layout, model: ModelGraph) -> bool:
@@ -47,9 +52,17 @@ def uncontrolled_draw(layout: Layout, model: ModelGraph) -> CodePlace | None:
     facts = _network_facts(model)
     if facts is None:
         return None
-    # A rank has some of the heads, features or positions of what a module draws, and tracing does not say which.
-    is_cut = layout.sizes["tensor"] * layout.sizes["context"] > 1
-    return facts.torch_draws if is_cut else facts.uncontrolled_draw
+    is_known = all(_cut_draws(layout, model, axis) is not None for axis in ("tensor", "context"))
+    return facts.uncontrolled_draw if is_known else facts.torch_draws
+
+
+def _cut_draws(layout: Layout, model: ModelGraph, axis: str) -> tuple[CutDraw, ...] | None:
+    """Returns the draws of which a rank of an axis has a piece; None if tracing has not told."""
+    if layout.sizes[axis] == 1:
+        return ()
+    facts = model.traced
+    found = None if facts is None else facts.shares if axis == "tensor" else facts.pieces
+    return None if found is None else found.draws
 
 
 def _network_facts(model: ModelGraph) -> NetworkFacts | None:

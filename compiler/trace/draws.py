@@ -20,7 +20,7 @@ from dslc.compiler.trace.private_torch import Arguments, Operator
 from dslc.compiler.trace.structures import class_name
 
 # Operations that fill a tensor by one of the kernels that the runtime replaces.
-_CONTROLLED = frozenset(["bernoulli_.float", "uniform_", "normal_", "rand", "rand_like", "randn", "randn_like"])
+CONTROLLED = frozenset(["bernoulli_.float", "uniform_", "normal_", "rand", "rand_like", "randn", "randn_like"])
 
 
 class Draw(NamedTuple):
@@ -56,7 +56,7 @@ def classify(small: Sequence[Draw], large: Sequence[Draw], few: int, more: int) 
         rest_stays = len(one.shape) == len(other.shape) and one.shape[1:] == other.shape[1:]
         kinds = by_sample if grows and rest_stays else shared if one.shape == other.shape else None
         opposite = shared if kinds is by_sample else by_sample
-        if one.operation not in _CONTROLLED or kinds is None or one.kind in opposite:
+        if one.operation not in CONTROLLED or kinds is None or one.kind in opposite:
             return {"torch_draws": first, "uncontrolled_draw": one.place}
         kinds[one.kind] = None
     return {"torch_draws": first, "draws": tuple(by_sample), "shared_draws": tuple(shared)}

@@ -13,8 +13,10 @@ Contract: the first dim of a filled tensor goes sample by sample, or the layer i
 same for all samples. Memory and autograd are torch's own. Other threads, other passes (an evaluation) and calls with a
 generator get torch's numbers.
 
-Limits: CPU only, and not within `torch.compile`, whose code has a generator of its own. Attention weights are not cut
-over the context axis here, nor features over the tensor axis.
+Of a draw of which a rank has some heads, features or positions it makes the numbers of the whole sample, and takes its
+own.
+
+Limits: CPU only, and not within `torch.compile`, whose code has a generator of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import math
 import threading
 import warnings
 from collections import Counter
@@ -29,16 +32,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from dslc.compiler.ir.program import DrawStep, JobProgram, RankPlace
+from dslc.compiler.ir.program import CutDraw, DrawStep, JobProgram, RankPlace
 from dslc.compiler.trace.private_torch import AnyDropout
 from dslc.compiler.trace.structures import class_name
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.data.sampler import sizes_of, steps_per_epoch
 from dslc.runtime.technique import philox
 
+Places = npt.NDArray[np.int64]
 Fill = Callable[[philox.Array, int, int], None]  # fills an array from a key's place on
 
 
@@ -55,13 +61,32 @@ class SamplePass:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DrawPiece:
+    """A rank's piece of a draw: the shape of one sample in one process, and the rank's places along each dim."""
+
+    shape: tuple[int, ...]
+    places: tuple[Places, ...]
+    columns: bool = False  # the rank has as many of the last dim as its tensor
+
+    def take(self, whole: philox.Array, size: int) -> philox.Array:
+        """Returns the `size` numbers of the piece."""
+        places = [*self.places]
+        if self.columns:
+            places[-1] = np.arange(size // math.prod(map(len, places[:-1])))
+        return whole.reshape(self.shape)[np.ix_(*places)].reshape(-1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class DrawingLayer:
-    """A module that draws. A rank has piece `number` of `pieces` of the second dim, the sequence."""
+    """A module that draws. A rank has piece `number` of `pieces` of the second dim, the sequence; or of some of its
+    draws, by their number in the pass, what `cuts` says.
+    """
 
     name: str
     number: int = 0
     pieces: int = 1
     shared: bool = False
+    cuts: Mapping[int, DrawPiece] = field(default_factory=dict, compare=False)
 
 
 class _Active(threading.local):
@@ -72,6 +97,7 @@ class _Active(threading.local):
 
 
 _ACTIVE = _Active()
+_MARK = "_dslc_draws_by_sample"
 _LIBRARY: list[torch.library.Library] = []  # holds the kernels, once they are replaced
 
 
@@ -87,11 +113,47 @@ def apply(step: DrawStep | None, model: nn.Module, coordinates: Mapping[str, int
         kind = class_name(type(module))
         if not isinstance(module, AnyDropout) and kind not in (*step.kinds, *step.shared):
             continue
-        number, pieces = coordinates["context"], sizes["context"]
+        # The second dim of the library's layers is the sequence; `cuts` tell of a network that a function makes.
+        of_library = not (step.kinds or step.shared)
+        number, pieces = (coordinates["context"], sizes["context"]) if of_library else (0, 1)
         if name in step.pieces:
             number, pieces = number * sizes["tensor"] + coordinates["tensor"], pieces * sizes["tensor"]
-        layer = DrawingLayer(name=name, number=number, pieces=pieces, shared=kind in step.shared)
+        layer = DrawingLayer(
+            name=name,
+            number=number,
+            pieces=pieces,
+            shared=kind in step.shared,
+            cuts=_pieces_of(step, name, coordinates, sizes),
+        )
         module.forward = DrawingForward(module.forward, layer)
+        vars(module)[_MARK] = True
+
+
+def _pieces_of(
+    step: DrawStep, name: str, coordinates: Mapping[str, int], sizes: Mapping[str, int]
+) -> dict[int, DrawPiece]:
+    """Returns this rank's pieces of the draws of a module, by their numbers in a pass."""
+    found: dict[int, DrawPiece] = {}
+    for axis, cuts in (("tensor", step.tensor), ("context", step.context)):
+        for cut in cuts:
+            if cut.module != name:
+                continue
+            piece = found.get(cut.number) or DrawPiece(shape=cut.shape, places=tuple(map(np.arange, cut.shape)))
+            places = [*piece.places]
+            places[cut.dim] = np.intersect1d(places[cut.dim], _places(cut, coordinates[axis], sizes[axis]))
+            found[cut.number] = replace(piece, places=tuple(places), columns=piece.columns or cut.columns)
+    return found
+
+
+def _places(cut: CutDraw, number: int, ranks: int) -> Places:
+    """Returns where piece `number` lies along the dim that is cut."""
+    if not cut.parts:
+        own = cut.size // ranks
+        blocks = np.arange(cut.shape[cut.dim]).reshape(cut.outer, cut.size, -1)
+        return blocks[:, number * own : (number + 1) * own].reshape(-1)
+    starts = itertools.accumulate(cut.parts[:-1], initial=0)
+    owns = [size // ranks for size in cut.parts]
+    return np.concatenate([np.arange(own) + start + number * own for start, own in zip(starts, owns, strict=True)])
 
 
 class DrawingForward:
@@ -128,8 +190,8 @@ def in_layer(layer: DrawingLayer | None, drawn: int) -> Iterator[None]:
 
 
 def is_by_sample(module: nn.Module) -> bool:
-    """True if the module itself draws by sample."""
-    return isinstance(vars(module).get("forward"), DrawingForward)
+    """True if the module itself draws by sample, whatever has replaced its `forward` since."""
+    return _MARK in vars(module)
 
 
 # ------------------------------------------------------------------------------------------------------- the passes
@@ -244,7 +306,7 @@ def _fill(tensor: Tensor, samples: SamplePass, layer: DrawingLayer, view: torch.
     if layer.shared:
         fill(numbers.reshape(-1), key, 0)
     else:
-        _fill_samples(numbers.reshape(samples.samples, -1), key, samples.first, layer, fill)
+        _fill_samples(numbers.reshape(samples.samples, -1), key, samples.first, layer, number, fill)
     if in_place:
         return
     if samples.order is not None and not layer.shared:
@@ -257,8 +319,15 @@ def _is_of_numpy(tensor: Tensor) -> bool:
     return tensor.dtype in (torch.float32, torch.float64)
 
 
-def _fill_samples(rows: philox.Array, key: int, first: int, layer: DrawingLayer, fill: Fill) -> None:
+def _fill_samples(rows: philox.Array, key: int, first: int, layer: DrawingLayer, number: int, fill: Fill) -> None:
     size = rows.shape[1]  # numbers of a sample on this rank
+    piece = layer.cuts.get(number)
+    if piece is not None:
+        whole = np.empty(math.prod(piece.shape), rows.dtype)
+        for sample, row in enumerate(rows, first):
+            fill(whole, key, sample * len(whole))
+            row[:] = piece.take(whole, size)
+        return
     if layer.pieces == 1:
         fill(rows.reshape(-1), key, first * size)
         return

@@ -26,8 +26,20 @@ NETWORKS = {
     "own": ('python("own_draws:network")', "stdlib(context = 16)"),
     "transformers": ('transformers("./gpt2")', "stdlib(context = 16)"),
     "adapter": ('transformers("./gpt2")', "stdlib(context = 16)"),
+    "cut": ('python("own_cut_draws:Network")', "stdlib(context = 16)"),
+    "joined": ('python("own_cut_draws:Network", joined = true)', "stdlib(context = 16)"),
+    "llama": (
+        'transformers("llama", num_hidden_layers = 2, hidden_size = 16, intermediate_size = 24, vocab_size = 256, '
+        "num_attention_heads = 4, num_key_value_heads = 2, max_position_embeddings = 32, attention_dropout = 0.2)",
+        "stdlib(context = 16)",
+    ),
 }
-TWO, FOUR = "devices.cpus=2", "devices.cpus=4"
+OUT = '"blocks.*.out: row", "blocks.*.down: row"'
+CUT = f'parallelism.tensor_plan=["blocks.*.[qkv]: column", "blocks.*.up: column", {OUT}]'
+JOINED = (
+    'parallelism.tensor_plan=["blocks.*.qkv: column in 3 parts", "blocks.*.both: column in parts [1, 1]", ' + OUT + "]"
+)
+TWO, FOUR, RECOMPUTED = "devices.cpus=2", "devices.cpus=4", "memory.recompute=full"
 DATA = (TWO, "parallelism.microbatches=2", "parallelism.zero=3", "memory.recompute=full")
 PIPELINE = (TWO, "parallelism.pipeline=2", "parallelism.microbatches=4", "memory.recompute=selective")
 PLANS = [
@@ -50,6 +62,13 @@ PLANS = [
     ("transformers", DATA),
     ("transformers", PIPELINE),
     ("adapter", DATA),
+    ("cut", (FOUR, "parallelism.tensor=2", "parallelism.context=2", CUT)),
+    ("cut", (FOUR, "parallelism.tensor=2", "parallelism.pipeline=2", "parallelism.microbatches=2", CUT)),
+    ("cut", (FOUR, "parallelism.context=2", "parallelism.zero=3", "parallelism.microbatches=2", RECOMPUTED)),
+    ("joined", (FOUR, "parallelism.tensor=2", "parallelism.zero=2", "parallelism.microbatches=2", JOINED)),
+    ("llama", (FOUR, "parallelism.tensor=2", "parallelism.context=2")),
+    ("llama", (FOUR, "parallelism.context=2", "parallelism.pipeline=2", "parallelism.microbatches=2")),
+    ("llama", (FOUR, "parallelism.tensor=2", "parallelism.zero=1", RECOMPUTED)),
 ]
 
 
@@ -63,7 +82,8 @@ def job_of(folder: Path, name: str) -> Path:
     (folder / "gpt2").mkdir(parents=True, exist_ok=True)
     (folder / "gpt2" / "config.json").write_text(GPT2)
     more = ', adapter = lora(4, ["c_attn"], dropout = 0.1)' if name == "adapter" else ""
-    return write_job_with_helper("own_draws.py", folder, JOB.format(network=network, source=source, more=more))
+    helper = "own_cut_draws.py" if "own_cut_draws" in network else "own_draws.py"
+    return write_job_with_helper(helper, folder, JOB.format(network=network, source=source, more=more))
 
 
 @pytest.fixture(scope="module")

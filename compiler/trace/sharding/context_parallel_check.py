@@ -63,6 +63,7 @@ from dslc.compiler.trace.sharding.context_records import (
     same_pieces,
     same_positions,
 )
+from dslc.compiler.trace.sharding.cut_draws import cut_draws
 from dslc.compiler.trace.sharding.propagation import ShareError, TensorOperation, TensorShare, follow, sums_positions
 from dslc.compiler.trace.sharding.share_run import SAME, VIEWS, ShareRun, numbers_of, operation_name, place_text
 from dslc.compiler.trace.structures import UserValue, named
@@ -99,23 +100,23 @@ def with_pieces(
     if isinstance(input, Example):
         takes = takes and POSITIONS not in batch_names(input.input(SMALL))
     try:
-        calls: list[AttentionFacts] = []
+        found: dict[bool, PieceFacts] = {}
         known: Buffers = {}
         for training in (True, False):
             runs = _Runs(traced, ranks, takes, training, asked, loss)
             try:
-                found = runs.compare(known)
+                found[training] = runs.compare(known)
             except ContextParallelError as fault:
                 if fault.code != PLACES or known or not any(not b.is_floating_point() for b in model.buffers()):
                     raise
                 known = buffers()
-                found = runs.compare(known)
-            calls = calls or found
+                found[training] = runs.compare(known)
     except ContextParallelError as fault:
         return replace(
             facts, pieces=PieceFacts(ranks=ranks, code=fault.code, fault=fault.text, help=fault.help, positions=takes)
         )
-    return replace(facts, pieces=PieceFacts(ranks=ranks, positions=takes, attention=tuple(calls)))
+    attention = found[True].attention or found[False].attention
+    return replace(facts, pieces=replace(found[True], attention=attention))
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,8 @@ class _Runs:
     asked: Asked
     loss: Loss | None
 
-    def compare(self, buffers: Buffers) -> list[AttentionFacts]:
-        """Returns the calls of attention. Raises `ContextParallelError`."""
+    def compare(self, buffers: Buffers) -> PieceFacts:
+        """Returns the calls of attention, and the draws. Raises `ContextParallelError`."""
         length = length_of(self.traced.input)
         own = length // self.ranks
         places = [range(n * own, (n + 1) * own) for n in range(self.ranks)]
@@ -151,7 +152,12 @@ class _Runs:
         if self.takes:
             plain = self._run(self.traced.input, buffers, None)
             same_positions(plain.go(None, self.training, self.asked), told)
-        return whole.calls
+        return PieceFacts(
+            ranks=self.ranks,
+            positions=self.takes,
+            attention=tuple(whole.calls),
+            draws=cut_draws(told.records),
+        )
 
     def _run(
         self, input: TensorFact | Example, buffers: Buffers, pieces: Sequence[TraceRecords] | None

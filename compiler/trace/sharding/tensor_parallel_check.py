@@ -29,6 +29,7 @@ import torch
 from torch import nn
 
 from dslc.compiler.ir.module_facts import CutCall, ModelFacts, ModuleFacts, ShareFacts
+from dslc.compiler.ir.steps import CutDraw
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.tensor_patterns import resolve_styles
@@ -37,6 +38,7 @@ from dslc.compiler.trace.flops import flops_of
 from dslc.compiler.trace.private_torch import ATTENTION, Arguments, Operator, Options, own_parameters
 from dslc.compiler.trace.reuse.block_reuse import BlockReuse
 from dslc.compiler.trace.run import TensorMap, TracedModule, storage, tensors_of
+from dslc.compiler.trace.sharding.cut_draws import cut_draws
 from dslc.compiler.trace.sharding.propagation import (
     CUTS,
     ShareError,
@@ -93,8 +95,16 @@ def with_shares(
         head=whole.head,
         work=tuple((path, count // SMALL) for path, count in counts),
         attended=tuple(part.attended),
+        draws=_named_draws(cut_draws(whole.records), skipped),
     )
     return replace(facts, shares=shares)
+
+
+def _named_draws(draws: tuple[CutDraw, ...] | None, skipped: BlockReuse) -> tuple[CutDraw, ...] | None:
+    """Returns the draws with those of skipped blocks."""
+    if draws is None:
+        return None
+    return tuple(skipped.inserted([*draws], lambda draw: draw.module, lambda draw, path: replace(draw, module=path)))
 
 
 def _modules(model: nn.Module) -> tuple[ModuleFacts, ...]:

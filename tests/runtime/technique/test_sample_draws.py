@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dslc.compiler.ir.program import DrawStep, RecomputeStep
+from dslc.compiler.ir.program import CutDraw, DrawStep, RecomputeStep
 from dslc.compiler.trace.structures import class_name
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.technique import philox, recompute, sample_draws
@@ -49,6 +49,34 @@ def test_numbers_have_the_distribution_that_is_asked_for() -> None:
     later = np.zeros(100, dtype=np.float32)
     philox.normal(later, KEY, 200_000, 2.0, 0.5)
     np.testing.assert_array_equal(later, normal[200_000:200_100])
+
+
+@given(st.data())
+def test_the_pieces_of_ranks_are_each_number_of_a_sample_once(data: st.DataObject) -> None:
+    some = st.integers(1, 3)
+    ranks = {"tensor": data.draw(some), "context": data.draw(some)}
+    shape, cuts = [data.draw(some), data.draw(some), data.draw(some)], {}
+    dims = data.draw(st.permutations(range(3)))
+    for axis, dim in zip(ranks, dims, strict=False):
+        if data.draw(st.booleans()):
+            parts = tuple(ranks[axis] * each for each in data.draw(st.lists(some, min_size=1, max_size=3)))
+            outer, size, rest = 1, sum(parts), 1
+        else:
+            parts, outer, size, rest = (), data.draw(some), ranks[axis] * data.draw(some), data.draw(some)
+        shape[dim], cuts[axis] = outer * size * rest, (dim, outer, size, parts)
+    made = {
+        axis: (CutDraw(module="drop", number=1, shape=(*shape,), dim=dim, outer=outer, size=size, parts=parts),)
+        for axis, (dim, outer, size, parts) in cuts.items()
+    }
+    step, whole = DrawStep(kinds=("Dropout",), **made), np.arange(np.prod(shape))
+    found = []
+    for tensor in range(ranks["tensor"]):
+        for context in range(ranks["context"]):
+            model = nn.ModuleDict({"drop": nn.Dropout(0.1)})
+            sample_draws.apply(step, model, {"tensor": tensor, "context": context}, ranks)
+            piece = vars(model["drop"])["forward"].layer.cuts[1]
+            found += [*piece.take(whole, len(whole) // ranks["tensor"] // ranks["context"])]
+    assert sorted(found) == [*whole]
 
 
 def test_chances_of_nothing_and_of_all() -> None:
