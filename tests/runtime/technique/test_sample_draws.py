@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ def test_the_pieces_of_ranks_are_each_number_of_a_sample_once(data: st.DataObjec
         else:
             parts, outer, size, rest = (), data.draw(some), ranks[axis] * data.draw(some), data.draw(some)
         shape[dim], cuts[axis] = outer * size * rest, (dim, outer, size, parts)
-    made = {
+    made: Any = {
         axis: (CutDraw(module="drop", number=1, shape=(*shape,), dim=dim, outer=outer, size=size, parts=parts),)
         for axis, (dim, outer, size, parts) in cuts.items()
     }
