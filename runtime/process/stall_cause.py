@@ -155,8 +155,11 @@ def _mismatch(waiting: Sequence[_Rank], several: bool) -> str:
     if len(waiting) < 2 or not all(rank.surely_waits for rank in waiting):
         return ""
     if len(groups) == 1 and len({rank.place.progress for rank in waiting}) == 1:
-        what = groups[0][0] or "the same exchange"
-        return f"all ranks wait in {what}{_duration(waiting)}: a connection between them is cut or stuck"
+        what, rank = groups[0][0] or "the same exchange", waiting[0]
+        where = f"{rank.place.text()}{_in_brackets(rank.line)}"
+        duration = _duration(waiting)
+        waits = f"all ranks wait in {what}, {where}{',' if duration else ''}{duration}"
+        return f"{waits}: a connection between them is cut or stuck"
     first, last = min(map(_order, waiting)), max(map(_order, waiting))
     if first == last or not all(_takes_all(operation) for operation, _ in groups):
         return f"the ranks wait in different exchanges: {'; '.join(texts)}"

@@ -168,7 +168,7 @@ def judge(case: Case, said: str, line: str) -> str:
         rf"{case.step + 1})\b",
         "kill": rf"training failed on {rank} at {step}\b(.|\n)+SIGKILL(.|\n)+{forward}",
         "stop": rf"{rank} is stopped .+{forward}",
-        "cut": r"all ranks wait in the (all-reduce|all-gather|reduce-scatter) of .+connection between them is cut",
+        "cut": rf"all ranks wait in the (all-reduce|all-gather|reduce-scatter).*, in the \w+ pass of {step} \(.*is cut",
         "raise": rf"training failed on {rank} at {step}\b(.|\n)+line {line.partition(':')[2] or 0}\b",
     }
     if re.search(patterns[case.kind], said):

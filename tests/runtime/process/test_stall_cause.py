@@ -100,7 +100,8 @@ def test_a_rank_in_code_of_the_users_is_behind_those_that_wait() -> None:
         # All have joined one exchange, or nobody can tell them apart.
         (
             (rank(0, Phase.FORWARD, "collective", **GATHER), rank(1, Phase.FORWARD, "collective", **GATHER)),
-            "all ranks wait in the all-gather of blocks.7 for 41 s: a connection between them is cut or stuck",
+            "all ranks wait in the all-gather of blocks.7, in the forward pass of step 12 (job.plt:4:30), for 41 s: a "
+            "connection between them is cut or stuck",
         ),
         (
             (
