@@ -1,9 +1,16 @@
 """The times of a plan's parts by constants that were fitted to whole steps of trainings on a machine.
 
 Model: a pass of a layer takes a time for each FLOP, with another constant for those of convolutions, and one for each
-byte that it keeps for the backward pass. Each of its kernels, about one more than its parameters, takes a time. A
-collective has a latency and a time for each byte, an update a time for each parameter, a step a time for itself. A
-process computes on its share of the cores, and takes as much longer as that is smaller.
+byte that its kernels save for a backward pass, recomputed or not. Each of its kernels takes a time, and backward each
+of its parameters besides.
+
+A collective has a latency, and a time for each byte that gloo moves. One within the passes, a gather or a reduction of
+`fully_shard` or the statistics of a batch, costs more in Python. Where processes share cores, each one that must meet
+the others waits for its turn. Units of `fully_shard` have hooks in each pass.
+
+An update takes a time for each byte of parameters, gradients and state, and one for each parameter. Micro-batches, or
+the actions of a pipeline, take a time of their own, and so does a step. A process computes on its share of the cores,
+and takes as much longer as that is smaller.
 
 The constants of a fit are those of `RunFit`. A step is linear in them, but for the schedule of a pipeline.
 
@@ -15,28 +22,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from operator import mul
 from statistics import median
 
-from dslc.compiler.cost.layer_bytes import kept_bytes
+from dslc.compiler.cost.layer_bytes import Recomputation, saved_bytes
 from dslc.compiler.cost.measured_times import CUTTING
+from dslc.compiler.cost.optimizer_bytes import OptimizerBytes
 from dslc.compiler.facts.calibration import CONSTANTS, RunFit, with_constants
-from dslc.compiler.ir.actions import TrafficNode
+from dslc.compiler.ir.actions import Payload, TrafficNode
 from dslc.compiler.ir.nodes import LayerNode
 from dslc.compiler.placement.staging import Staging
 
-_ROUNDS = 2000  # of the descent, which ends long before
+_ROUNDS = 20_000  # of the descent, which ends long before
+_SETTLED = 1e-7  # a change of a round that ends it, as a share of a step
 # The constants of a core of a server, as `dslc calibrate` fits them. A constant that no training tells stays near.
 CORE = {
-    "flop": 3e-11,
-    "convolution": 3e-11,
-    "byte": 1e-10,
+    "flop": 6e-12,
+    "convolution": 9e-12,
+    "byte": 3e-10,
     "kernel": 2e-5,
-    "latency": 3e-4,
-    "link": 4e-10,
-    "update": 2e-9,
-    "step": 1e-3,
+    "latency": 4e-4,
+    "within": 5e-4,
+    "turn": 1e-3,
+    "link": 3e-10,
+    "shard": 4e-4,
+    "update": 4e-11,
+    "tensor": 2.5e-5,
+    "microbatch": 2e-4,
+    "step": 7e-4,
 }
-_PRIOR = 0.05  # how much a constant that is off by its own size counts, beside the error of a step as a share of it
+_PRIOR = 0.1  # how much a constant that is off by its own size counts, beside the error of a step as a share of it
 
 
 class FittedTimes:
@@ -46,9 +61,9 @@ class FittedTimes:
 
     def __init__(self, staging: Staging, fit: RunFit) -> None:
         self._staging, self._fit = staging, fit
-        model = staging.model
-        sizes = kept_bytes(staging.job, model, model.of_a_rank)
-        self._kept = {layer.name: size for layer, size in zip(model.of_a_rank, sizes, strict=True)}
+        self._state = OptimizerBytes(staging.job, staging.optimizer).of_a_number()
+        # What is recomputed is computed as often, and moves as many bytes.
+        self._kept = {q.name: saved_bytes(staging.job, q, Recomputation()) for q in staging.model.of_a_rank}
 
     @property
     def crowd(self) -> float:
@@ -62,15 +77,23 @@ class FittedTimes:
 
     @property
     def rest(self) -> float:
-        return self._fit.step * self.crowd
+        fit, staging, layout = self._fit, self._staging, self._staging.layout
+        stages = layout.sizes["pipeline"]
+        again = layout.passes / stages if stages > 1 else layout.microbatches - 1
+        units = len(staging.units) / stages if staging.sharding.engine == "fsdp" else 0.0
+        return self.crowd * (fit.step + fit.microbatch * again + fit.shard * units * layout.microbatches)
 
     def layer(self, layer: LayerNode, samples: float) -> tuple[float, float]:
         """Returns seconds forward and backward of a pass over `samples`."""
         fit, convolves = self._fit, any(len(parameter.shape) == 4 for parameter in layer.parameters)
         flop, byte = fit.convolution if convolves else fit.flop, fit.byte * self._kept[layer.name]
+        kernels = _kernels(layer)
         forward, backward = (
-            self.crowd * fit.kernel * (1 + len(layer.parameters)) + self._core_share * samples * (flop * flops + byte)
-            for flops in (layer.forward_flops, layer.backward_flops)
+            self.crowd * fit.kernel * count + self._core_share * samples * (flop * flops + byte)
+            for flops, count in (
+                (layer.forward_flops, kernels),
+                (layer.backward_flops, kernels + len(layer.parameters)),
+            )
         )
         return forward, backward
 
@@ -84,15 +107,46 @@ class FittedTimes:
 
     def collective(self, traffic: TrafficNode) -> float:
         """Returns the seconds of a step, in the mean over later steps."""
-        return traffic.when.share * (self._fit.latency * traffic.count + self._fit.link * traffic.bytes)
+        fit = self._fit
+        waits = traffic.operation not in ("broadcast", "send", "receive")
+        within = traffic.operation in ("all_gather", "reduce_scatter") or traffic.what is Payload.BATCH_STATISTICS
+        start = fit.latency + self.crowd * fit.within * within + (self.crowd - 1) * fit.turn * waits
+        return traffic.when.share * (start * traffic.count + self.crowd * fit.link * _moved(traffic))
 
     def update(self, pipeline: int) -> float:
-        """Returns the seconds of the optimizer on a rank."""
-        return self._core_share * self._fit.update * self._staging.updated_numbers(pipeline)
+        """Returns the seconds of the optimizer on a rank, which reads gradients, and reads and writes all else."""
+        fit, staging = self._fit, self._staging
+        layers = [staging.model.of_a_rank[n] for stage in staging.stages_of(pipeline) for n in staging.stages[stage]]
+        tensors = sum(q.name in staging.trained for layer in layers for q in layer.parameters)
+        moved = staging.updated_numbers(pipeline) * (12 + 2 * self._state)
+        return self._core_share * fit.update * moved + self.crowd * fit.tensor * tensors
 
     def data(self, samples: float) -> float:
         """Returns 0: the making of samples is a part of what a step takes for itself."""
         return 0.0
+
+
+def _kernels(layer: LayerNode) -> int:
+    """Returns the kernels of a forward pass, as far as a plan knows them: one for each part of a layer, or for each
+    moment of its backward pass.
+    """
+    moments = layer.float32.working.backward if layer.float32.working is not None else ()
+    return max(1, len(layer.parts), len(moments))
+
+
+def _moved(traffic: TrafficNode) -> float:
+    """Returns the bytes that gloo moves for a rank, in rings, with those that `fully_shard` copies.
+
+    gloo reduces whole tensors where a part of them is asked for.
+    """
+    ranks = max(1, traffic.ranks)
+    if traffic.operation == "all_reduce":
+        return traffic.bytes * 2 * (ranks - 1) / ranks
+    if traffic.operation == "all_gather":
+        return traffic.bytes * (2 * ranks - 1)
+    if traffic.operation == "reduce_scatter":
+        return traffic.bytes * (2 * (ranks - 1) / ranks + 1)
+    return traffic.bytes
 
 
 def uncovered(staging: Staging) -> str:
@@ -117,20 +171,27 @@ def fit_steps(
     about stay near `typical` ones. Coordinates descend in turn.
     """
     rows = [[value / seconds for value in row] for row, seconds in zip(features, steps, strict=True)]
+    wanted = [1.0] * len(steps) + [_PRIOR] * len(typical)
     rows += [[_PRIOR / value * (n == at) for at in range(len(typical))] for n, value in enumerate(typical)]
-    residuals = [1.0] * len(steps) + [_PRIOR] * len(typical)  # of each row, as a share
     columns = list(zip(*rows, strict=True))
-    squares = [sum(value * value for value in column) for column in columns]
+    products = [[_dot(one, other) for other in columns] for one in columns]
+    targets = [_dot(column, wanted) for column in columns]
     constants = [0.0] * len(columns)
     for _ in range(_ROUNDS):
-        for n, column in enumerate(columns):
-            if not squares[n]:
+        change = 0.0
+        for n, (row, target) in enumerate(zip(products, targets, strict=True)):
+            if not row[n]:
                 continue
-            change = sum(value * rest for value, rest in zip(column, residuals, strict=True)) / squares[n]
-            change = max(change, -constants[n])
-            constants[n] += change
-            residuals = [rest - change * value for rest, value in zip(residuals, column, strict=True)]
+            value = max(0.0, constants[n] + (target - _dot(row, constants)) / row[n])
+            change = max(change, abs(value - constants[n]) * row[n] ** 0.5)
+            constants[n] = value
+        if change < _SETTLED:
+            break
     return constants
+
+
+def _dot(one: Sequence[float], other: Sequence[float]) -> float:
+    return sum(map(mul, one, other))
 
 
 def left_out_errors(

@@ -95,14 +95,19 @@ class Calibration(Record):
         return _digest(self)
 
 
-CONSTANTS = ("flop", "convolution", "byte", "kernel", "latency", "link", "update", "step")  # of a RunFit
+CONSTANTS = (  # of a RunFit
+    "flop", "convolution", "byte", "kernel", "latency", "within", "turn", "link", "shard", "update", "tensor",
+    "microbatch", "step",
+)  # fmt: skip
 
 
 @record
 class RunFit(Record):
     """The constants of a machine, in seconds, fitted to the steps of `runs` trainings: of a FLOP, and one of
-    convolutions; of a byte that a layer keeps for its backward pass; of a kernel in a pass; of a collective and each of
-    its bytes; of the update of a parameter; of a step. `error` is the median one of a step that the others predict.
+    convolutions; of a byte that a layer saves for a backward pass; of a kernel; of a collective, of one `within` the
+    passes besides, of the `turn` that each one waits for with two processes to a core, and of each byte; of the hooks
+    of a unit of `fully_shard` in the passes of a micro-batch; of a byte and a `tensor` of the update; of a micro-batch,
+    or an action of a pipeline; of a step. `error` is the median one of a step that the others predict.
     """
 
     machine: str
@@ -115,8 +120,13 @@ class RunFit(Record):
     byte: float = 0.0
     kernel: float = 0.0
     latency: float = 0.0
+    within: float = 0.0
+    turn: float = 0.0
     link: float = 0.0
+    shard: float = 0.0
     update: float = 0.0
+    tensor: float = 0.0
+    microbatch: float = 0.0
     step: float = 0.0
 
     @property

@@ -50,17 +50,38 @@ def test_a_step_is_the_sum_of_what_its_constants_say(tmp_path: Path, monkeypatch
         return estimate.step_time
 
     assert seconds(step=0.5) == 0.5
-    assert seconds(kernel=0.5) == 9.0, (
-        "four layers, two of them with two parameters, and the loss, forward and backward"
-    )
+    assert seconds(kernel=0.5) == 7.0, "four layers and the loss in both passes, and four parameters backward"
     model = compiled(tmp_path / "job.plt").analysis.model
     assert model is not None
     flops = sum(layer.forward_flops + layer.backward_flops for layer in model.layers)
     assert seconds(flop=1e-6) == pytest.approx(64 / HERE.cores * flops * 1e-6) and seconds(convolution=1.0) == 0
-    assert seconds(update=1e-3) == pytest.approx(model.parameters * 1e-3)
+    assert seconds(update=1e-3) == pytest.approx(model.parameters * 12 * 1e-3), "weights twice, and gradients"
+    assert seconds("train.optimizer=adamw(lr = 0.1)", update=1e-3) == pytest.approx(model.parameters * 28 * 1e-3)
+    assert seconds(tensor=0.5) == 2.0 and seconds("parallelism.microbatches=4", microbatch=0.5) == 1.5
     assert seconds("devices.cpus=1", flop=1e-6) == pytest.approx(64 / HERE.cores * flops * 1e-6), "on all cores"
     crowded = (f"devices.cpus={2 * HERE.cores}", "parallelism.pipeline=2")
     assert seconds(*crowded, step=0.5) == 1.0, "stages without any arithmetic, two processes to a core"
+    assert seconds(byte=1e-6) == seconds("memory.recompute=every(2)", byte=1e-6) > 0
+
+
+def test_collectives_cost_by_where_they_stand(tmp_path: Path) -> None:
+    (tmp_path / "job.plt").write_text(JOB.replace("devices {", 'devices {\n  catalogue = "here.toml"'))
+
+    def seconds(zero: int, processes: int, constant: str) -> float:
+        fit = with_constants(FIT, {"cores": 2, constant: 1.0})
+        (tmp_path / "here.toml").write_text(fit_text("cpu", fit, "made by hand"))
+        job = compiled(tmp_path / "job.plt", f"devices.cpus={processes}", f"parallelism.zero={zero}")
+        estimate = job.analysis.estimate
+        assert estimate is not None and estimate.step_time is not None
+        return estimate.step_time
+
+    size = 4 * (65 * 16 + 17 * 10)
+    assert seconds(0, 2, "link") == pytest.approx(size), "each rank sends half of it, twice"
+    assert seconds(2, 2, "link") == pytest.approx(3.5 * size), "a gather and a whole sum, and a copy of both"
+    assert seconds(0, 2, "latency") == 1 and seconds(1, 2, "latency") == 3, "and a broadcast of each rank"
+    assert [seconds(2, 2, each) for each in ("latency", "within", "shard", "turn")] == [2, 2, 1, 0]
+    assert [seconds(2, 4, each) for each in ("latency", "within", "shard", "turn")] == [2, 4, 2, 2], "on two cores"
+    assert seconds(0, 4, "turn") == 1 == seconds(1, 4, "turn") and seconds(0, 4, "within") == 0
 
 
 @pytest.mark.parametrize(
