@@ -86,6 +86,7 @@ def shrink_job(job: JobSpec, layout: Layout, gpus_here: int) -> tuple[JobSpec, t
     replicas = job.parallelism.replicas
     kept = next(count for count in range(min(replicas, sizes["data"]), 0, -1) if sizes["data"] % count == 0)
     smaller("replicas", replicas, kept)
+    shares = job.parallelism.data_shares and job.parallelism.data_shares[: sizes["data"]]
     batch = min(job.data.batch, SAMPLES * sizes["data"] * layout.microbatches)
     smaller("batch", job.data.batch, batch)
     network, source = _network(job, layout, smaller), _source(job, smaller)
@@ -102,7 +103,7 @@ def shrink_job(job: JobSpec, layout: Layout, gpus_here: int) -> tuple[JobSpec, t
                 cpus=None if on_gpus else ranks,
                 kind=kind,
             ),
-            parallelism=replace(job.parallelism, data=sizes["data"], replicas=kept),
+            parallelism=replace(job.parallelism, data=sizes["data"], replicas=kept, data_shares=shares),
             memory=replace(job.memory, limit=None),
             launch=LaunchSpec(timeout=job.launch.timeout),
             expect=(),

@@ -197,7 +197,10 @@ def _weights(
 def _batches(analysis: Analysis) -> tuple[records.Batches]:
     workload = analysis.workload
     microbatches = analysis.layout.microbatches
-    return (records.Batches(full=workload.batch, last=workload.last_trained or 0, microbatches=microbatches),)
+    batches = records.Batches(
+        full=workload.batch, last=workload.last_trained or 0, microbatches=microbatches, weights=workload.weights
+    )
+    return (batches,)
 
 
 def _costs(analysis: Analysis) -> tuple[object, ...]:

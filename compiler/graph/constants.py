@@ -305,6 +305,7 @@ def _source_step(analysis: Analysis, source: Call, facts: SourceFacts, load: Par
         shuffle=job.data.shuffle,
         batch=workload.batch,
         last=workload.last or 0,
+        shares=workload.shares,
         pad=job.data.pad,
         documents=job.data.documents,
         ignore=-100 if ignore is None else ignore,

@@ -16,7 +16,7 @@ from dslc.compiler.ir import records
 from dslc.compiler.ir.actions import Action, Collective, Message, StageAction, Update
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.operations.moments import IN_SCHEDULE, StepOperation, traffic
-from dslc.compiler.placement.shares import equal_share_runs
+from dslc.compiler.placement.shares import deal, equal_share_runs, share_runs
 from dslc.dsl.record import Record, record
 
 
@@ -75,8 +75,10 @@ def deal_samples(plan: PlanGraph, batches: records.Batches) -> None:
     plan.put("batches", batches)
     processes = dict(plan.of_kind(records.Process))
     enters = [name for name in plan.graph.adj.get("stage 0", ()) if name in processes]
+    full = deal(batches.full, batches.weights, batches.microbatches) if batches.weights else ()
     for batch, samples in (("full", batches.full), ("last", batches.last)):
-        for first, ranks, size in equal_share_runs(samples, plan.axis("data").size):
+        shares = full and (full if batch == "full" else deal(samples, full))
+        for first, ranks, size in share_runs(shares) if full else equal_share_runs(samples, plan.axis("data").size):
             name = f"share {batch} {first}"
             plan.put(name, records.Share(batch=batch, first_rank=first, ranks=ranks, samples=size))
             plan.relate(name, enters[0] if enters else "process 0", records.PlacementEdge())

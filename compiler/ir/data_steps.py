@@ -66,7 +66,8 @@ class DataStep(Record):
     Order: epoch `e` visits the `train_samples` in the order `permutation(seed, e)`, or as they are, or as the `sampler`
     says. A sampler may visit fewer or more of them: `visited`; global batch `k` of it is entries `k*batch` to
     `(k+1)*batch`; the last, of `last` samples, exists with `keep` alone. A data rank takes a contiguous share of each
-    global batch, sizes differing by at most one, the larger first; a share is cut into micro-batches in the same way.
+    global batch, sizes differing by at most one, the larger first, or in proportion to `shares`; a share is cut into
+    micro-batches whose sizes differ by at most one.
     """
 
     # digits, stdlib, text, tokens, images, mnist, cifar10, arrays, parquet, datasets, synthetic, python, mixture
@@ -90,6 +91,7 @@ class DataStep(Record):
     counts: tuple[int, ...] = ()  # how many samples of each an epoch has
     batch: int
     last: int  # samples of the last, partial batch of an epoch; 0 if there is none or it is dropped
+    shares: tuple[int, ...] = ()  # samples of each data rank in a full batch, if they are not equal
     pad: int | None = None  # the token that pads sequences; its targets become `ignore`
     documents: int | None = None  # the token that ends a document; its targets, of the next one, become `ignore`
     ignore: int = -100

@@ -250,11 +250,12 @@ class Estimate(Record):
 @record
 class Batches(Record):
     """The samples of a full global batch and of an epoch's last, partial one (0: there is none), and the micro-batches
-    that a rank cuts its share into."""
+    that a rank cuts its share into. Shares are in proportion to `weights`, one for each data rank, or equal."""
 
     full: int
     last: int
     microbatches: int
+    weights: tuple[int, ...] = ()
 
 
 @record

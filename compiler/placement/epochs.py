@@ -1,6 +1,8 @@
-"""Finds the global batches that suit an epoch, and the batches nearest to one that does not. E0301 to E0304, E0307.
+"""Finds the global batches that suit an epoch, and the batches nearest to one that does not. E0301 to E0304, E0307,
+E0341, E0342.
 
-Model: a batch is split evenly over the data-parallel ranks, each share into equal micro-batches. The rest of an epoch
+Model: a batch is split evenly over the data-parallel ranks, or in proportion to `parallelism.data_shares`; each share
+into equal micro-batches. The rest of an epoch
 is dropped or kept; if kept it is a short batch. Every rank needs a sample of a short batch, and a pipeline needs
 micro-batches of one shape. A training that ends before its first short batch never sees one.
 
@@ -13,11 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
+from math import gcd
 from typing import Literal
 
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import demands
-from dslc.dsl.diagnostics import Diagnostic, Note, division
+from dslc.dsl.diagnostics import Diagnostic, Note, division, passes
+from dslc.dsl.language.blocks import ParallelismSpec
 from dslc.dsl.language.calls import Mixture
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.record import Record, record
@@ -78,16 +82,63 @@ def near_divisors(share: int, count: int) -> Iterator[int]:
 
 def check_batch(job: JobSpec, layout: Layout, epoch: Epoch) -> Iterator[Diagnostic]:
     """Reports a global batch that the ranks, the micro-batches or the end of an epoch cannot share."""
-    if job.data.batch % epoch.ranks:
+    if job.parallelism.data_shares is not None:
+        if (yield from passes(_check_weights(job, epoch))):
+            yield from _check_epoch(job, epoch)
+    elif job.data.batch % epoch.ranks:
         yield from _report_share(job, epoch)
     else:
         yield from _check_pieces(job, layout, epoch)
         yield from _check_epoch(job, epoch)
 
 
+def share_weights(parallelism: ParallelismSpec) -> tuple[int, ...]:
+    """Returns the smallest whole numbers to which the shares of the data ranks are in proportion; () if all are equal.
+
+    Equal shares that do not divide a batch are not `()`, as their sizes differ.
+    """
+    weights = parallelism.data_shares or ()
+    return tuple(weight // gcd(*weights) for weight in weights)
+
+
+def _check_weights(job: JobSpec, epoch: Epoch) -> Iterator[Diagnostic]:
+    """Reports shares of a batch that do not suit the data ranks, or that leave one of them without samples."""
+    weights, batch, pieces = job.parallelism.data_shares or (), job.data.batch, epoch.pieces
+    span = job.parallelism.value_span("data_shares")
+    if len(weights) != epoch.ranks:
+        yield Diagnostic(
+            "E0341",
+            f"`data_shares` has {plural(len(weights), 'number')}, and the data axis {plural(epoch.ranks, 'rank')}",
+            span,
+            notes=(Note("the ranks come from here", _ranks_span(job)),),
+            help="one number for each data rank",
+        )
+        return
+    if batch % pieces == 0 and batch >= epoch.ranks * pieces:
+        return
+    written = job.parallelism.is_set("microbatches")
+    multiples = [pieces * max(epoch.ranks, n) for n in (batch // pieces, batch // pieces + 1)]
+    nearest = sorted({multiple for multiple in multiples if multiple != batch})
+    yield Diagnostic(
+        "E0342",
+        f"a batch of {batch} does not make {plural(pieces, 'equal micro-batch')} for each of "
+        f"{plural(epoch.ranks, 'data rank')}",
+        job.data.value_span("batch"),
+        label=division(batch, pieces) if batch % pieces else f"{batch} < {epoch.ranks} x {pieces}",
+        notes=(Note("`parallelism.microbatches` is set here", job.parallelism.value_span("microbatches")),)
+        if written
+        else (),
+        help=remedy("use ", either_batch(nearest)),
+    )
+
+
+def _ranks_span(job: JobSpec) -> Span | None:
+    return job.parallelism.name_span("data") if job.parallelism.is_set("data") else _devices_span(job)
+
+
 def _report_share(job: JobSpec, epoch: Epoch) -> Iterator[Diagnostic]:
     batch, ranks = job.data.batch, epoch.ranks
-    span = job.parallelism.name_span("data") if job.parallelism.is_set("data") else _devices_span(job)
+    span = _ranks_span(job)
     what = "`parallelism.data` is set here" if job.parallelism.is_set("data") else "the ranks come from `devices`"
     nearest = epoch.nearest_batches(batch)
     remedies: list[str] = [remedy("use ", either_batch(nearest))] if nearest else []

@@ -2,10 +2,14 @@
 shards.
 
 Pieces are contiguous, and their sizes differ by at most one, the larger first. torch's own shards (`torch.chunk`) are
-all as large as the first, except the last ones, which have the remainder. `largest` is true of both.
+all as large as the first, except the last ones, which have the remainder. `largest` is true of both. `deal` divides in
+proportion to weights, by largest remainders.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
 
 
 def piece(count: int, parts: int, part: int) -> tuple[int, int]:
@@ -23,6 +27,35 @@ def pieces(count: int, parts: int) -> tuple[tuple[int, int], ...]:
 def largest(count: int, parts: int) -> int:
     """Returns the size of the first piece, which no other exceeds."""
     return -(-count // parts)
+
+
+def deal(count: int, weights: Sequence[int], unit: int = 1) -> tuple[int, ...]:
+    """Divides a multiple of `unit` in proportion to weights of at least 1, into multiples of `unit`.
+
+    A share differs from its exact proportion by less than a unit. But if there is a unit for everyone, no share is
+    empty: the largest shares give what is missing. Of equal remainders the first is rounded up.
+    """
+    units, total = count // unit, sum(weights)
+    shares = [units * weight // total for weight in weights]
+    by_remainder = sorted(range(len(weights)), key=lambda n: (-(units * weights[n] % total), n))
+    for n in by_remainder[: units - sum(shares)]:
+        shares[n] += 1
+    if units >= len(weights):
+        for n in (n for n, share in enumerate(shares) if not share):
+            giver = max(range(len(weights)), key=lambda other: (shares[other], -weights[other], other))
+            shares[giver] -= 1
+            shares[n] = 1
+    return tuple(unit * share for share in shares)
+
+
+def share_runs(shares: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
+    """Returns the neighbours whose shares have one size: (first part, parts, size), without parts that get nothing."""
+    runs, first = [], 0
+    for size, group in groupby(shares):
+        parts = len(list(group))
+        runs += [(first, parts, size)] if size else []
+        first += parts
+    return tuple(runs)
 
 
 def equal_share_runs(count: int, parts: int) -> tuple[tuple[int, int, int], ...]:

@@ -13,9 +13,9 @@ from typing import Literal
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.steps import StreamStep
 from dslc.compiler.placement.cross_sample_losses import compares
-from dslc.compiler.placement.epochs import Epoch, check_batch, counts
+from dslc.compiler.placement.epochs import Epoch, check_batch, counts, share_weights
 from dslc.compiler.placement.layout import Layout
-from dslc.compiler.placement.shares import largest
+from dslc.compiler.placement.shares import deal, largest
 from dslc.compiler.placement.streams import stream_of
 from dslc.dsl.diagnostics import Diagnostic, Findings, judge, passes
 from dslc.dsl.language import calls as c
@@ -53,7 +53,9 @@ class Workload(Record):
     split: str  # random, tail, given, none; each: of a mixture
     mixed: tuple[PartLoad, ...] = ()
     batch: int
-    share: int  # of one data rank
+    share: int  # of one data rank: the largest
+    shares: tuple[int, ...] = ()  # of each data rank, if they are not equal
+    weights: tuple[int, ...] = ()  # to which `shares` are in proportion
     microbatch: int  # the largest micro-batch
     last: int | None  # samples of an epoch's last, partial batch if it is kept; 0 if there is none
     steps_per_epoch: int | None
@@ -67,6 +69,11 @@ class Workload(Record):
     def endless(self) -> bool:
         """True for a stream without a length: the sizes of an epoch are the sizes of the whole training."""
         return self.stream is not None and not self.stream.length
+
+    @property
+    def smallest_share(self) -> int:
+        """The fewest samples of a data rank in a full batch."""
+        return min(self.shares, default=self.share)
 
     @property
     def last_trained(self) -> int | None:
@@ -100,7 +107,9 @@ def measure_out(job: JobSpec, layout: Layout, source: SourceFacts) -> Findings[W
     steps = job.train.steps
     if steps is None and job.train.epochs is not None and per_epoch is not None:
         steps = job.train.epochs * per_epoch
-    share = data.batch // ranks
+    weights = share_weights(job.parallelism)
+    shares = deal(data.batch, weights, layout.microbatches) if weights else ()
+    share = max(shares, default=data.batch // ranks)
     return Workload(
         train=train,
         visited=visited,
@@ -110,6 +119,8 @@ def measure_out(job: JobSpec, layout: Layout, source: SourceFacts) -> Findings[W
         mixed=mixed,
         batch=data.batch,
         share=share,
+        shares=shares,
+        weights=weights,
         microbatch=largest(share, layout.microbatches),
         last=last_batch,
         steps_per_epoch=per_epoch,

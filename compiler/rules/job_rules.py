@@ -14,6 +14,7 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.exchange import exchange_of
 from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.shares import deal
 from dslc.compiler.placement.tensor_plan import TensorPlan
 from dslc.compiler.placement.workload import Workload, in_steps, loss_divisor, steps_of
 from dslc.compiler.rules.parallelism.axes import check_context, check_tensor
@@ -52,9 +53,10 @@ def check_batch_norm(job: JobSpec, layout: Layout, workload: Workload, model: Mo
     """Reports a batch norm with fewer than two numbers per channel, over all ranks or on each alone."""
     if model.batch_norm_values is None:
         return
-    smallest = workload.share // layout.microbatches
+    smallest = workload.smallest_share // layout.microbatches
     if workload.last_trained:
-        smallest = min(smallest, workload.last_trained // layout.sizes["data"])
+        last = deal(workload.last_trained, workload.shares) if workload.shares else ()
+        smallest = min(smallest, *last, workload.last_trained // layout.sizes["data"])
     alone = model.unsynced_batch_norm or layout.sizes["data"] == 1
     numbers = model.batch_norm_values * max(1, smallest) * (1 if alone else layout.sizes["data"])
     if numbers < 2:

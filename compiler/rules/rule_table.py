@@ -28,6 +28,7 @@ from dslc.compiler.rules.model.forward_passes import check_forward_passes
 from dslc.compiler.rules.model.weights import check_weights
 from dslc.compiler.rules.parallelism.exchange import check_exchange
 from dslc.compiler.rules.parallelism.pipeline import check_pipeline, warn_of_unknown_stages
+from dslc.compiler.rules.parallelism.uneven_shares import check_shares
 from dslc.compiler.rules.training.checkpoint import check_checkpoints
 from dslc.compiler.rules.training.custom_optimizer import check_own_optimizer
 from dslc.compiler.rules.training.custom_step import check_own_step, check_step_fields
@@ -110,6 +111,7 @@ JOB: Rules = (
     ),
     (lambda k: job_rules.check_axes(k.job, _present(k.layout), k.source, k.model, k.cuts), ("layout",)),
     (lambda k: check_pipeline(k.job, _present(k.layout)), ("layout",)),
+    (lambda k: check_shares(k.job, _present(k.layout), k.workload), ("layout",)),
     (lambda k: job_rules.warn_of_invariants(k.job, _present(k.layout), k.model), ("layout",)),
     (
         lambda k: check_forward_passes(k.job, _present(k.layout), k.workload, _present(k.model)),

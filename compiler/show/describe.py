@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dslc.compiler.ir.actions import Payload, TrafficNode, handed_in
 from dslc.compiler.ir.number_text import count_text, percent_text
 from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode
-from dslc.compiler.ir.records import Layer, ShareNode, source_text
+from dslc.compiler.ir.records import DataNode, Layer, ShareNode, source_text
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.schedules import ScheduledAction, ScheduleTable
 from dslc.dsl.record import Record, record
@@ -25,6 +25,7 @@ WHY = {  # reasons for the order of the axes
     "data": "gradients and parameters, beside the arithmetic",
     "pipeline": "between neighbouring stages, at their ends alone",
 }
+MOST_SHARES = 8  # shares of a batch in a line
 ORDER = "ranks are numbered tensor first, then context, data, pipeline: what waits most lies nearest"
 
 
@@ -264,6 +265,19 @@ def parts(shares: Sequence[ShareNode]) -> list[SampleRange]:
         )
         start += share.ranks * share.samples
     return ranges
+
+
+def shares_text(data: DataNode, ranks: int) -> str:
+    """Describes the shares of a batch; memory and work of a step are of the largest."""
+    if len(data.shares) < 2:
+        return f"{plural(ranks, 'data rank')} x {max((s.samples for s in data.shares), default=0)}"
+    sums = " + ".join(f"{s.ranks} x {s.samples}" if s.ranks > 1 else str(s.samples) for s in data.shares[:MOST_SHARES])
+    return f"{sums}{' + …' if len(data.shares) > MOST_SHARES else ''} on {plural(ranks, 'data rank')}"
+
+
+def microbatch_text(data: DataNode) -> str:
+    """Returns `32 = 2 x 16`, of the largest share."""
+    return f"{data.microbatches * data.microbatch} = {data.microbatches} x {data.microbatch}"
 
 
 def entries_of(shares: Sequence[ShareNode], data_rank: int) -> tuple[int, int] | None:

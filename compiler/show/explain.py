@@ -36,12 +36,14 @@ from dslc.compiler.show.describe import (
     link_text,
     members,
     mesh_text,
+    microbatch_text,
     number_text,
     of_all_dtypes,
     parts,
     rate_text,
     replica,
     replicas,
+    shares_text,
     span_text,
     stage_layers,
     stages_of,
@@ -247,11 +249,10 @@ def _data(plan: PlanView) -> list[str]:
         rows.append(("test", number_text(data.test, "samples") + ", evaluated once, after the training"))
     if data.documents is not None:
         rows.append(("documents", f"each ends with token {data.documents}; attention, positions, targets stay within"))
-    share = max((s.samples for s in data.shares), default=0)
     rows += [
         ("batch", f"{plural(data.batch, 'sample')} a step"),
-        ("share", f"{data.batch:,} = {plural(ranks, 'data rank')} x {share}"),
-        ("micro-batch", f"{share} = {data.microbatches} x {data.microbatch}{_accumulation(plan)}"),
+        ("share", f"{data.batch:,} = {shares_text(data, ranks)}"),
+        ("micro-batch", microbatch_text(data) + _accumulation(plan)),
     ]
     if data.last is None:
         rows.append(("last batch", UNKNOWN))
@@ -372,6 +373,7 @@ def _memory(plan: PlanView) -> list[str]:
     ]
     right_columns = range(1, len(kinds) + 3)
     lines = table(rows, right_columns=right_columns, head=("ranks", *kinds, "peak", ""), limit=MOST_CLASSES)
+    lines += ["of a data rank with the largest share of a batch"] if len(plan.data.shares) > 1 else []
     return [*lines, *_peak(max(plan.ranks, key=lambda node: node.memory.peak).memory)]
 
 

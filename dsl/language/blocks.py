@@ -189,6 +189,12 @@ class ParallelismSpec(Block):
     )  # fmt: skip
     auto: bool = arg(Bool(), "the compiler chooses the whole block; written `parallelism = auto`", default=False)
     data: int | None = arg(auto_or(_COUNT), "ranks that share a global batch", default=None, shown="what remains")
+    data_shares: tuple[int, ...] | None = arg(
+        ListOf(_COUNT, min_length=1),
+        "the samples of a batch that each data rank takes, in proportion: `[2, 1]` for one device of twice the speed",
+        default=None,
+        shown="equal",
+    )
     pipeline: int = arg(auto_or(_COUNT), "stages in sequence, each on ranks of its own", default=1)
     tensor: int = arg(auto_or(_COUNT), "ranks that share each layer", default=1)
     context: int = arg(auto_or(_COUNT), "ranks that share each sequence", default=1)

@@ -97,7 +97,7 @@ def without_data_axis(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     parallelism = blocks["parallelism"]
     if parallelism.data == 1 and parallelism.is_set("data"):
         reason = "one rank shares its gradients with none (`parallelism.data` is 1)"  # W0402 covers `zero`
-        yield from _field_warnings(parallelism, ("gradients",), reason)
+        yield from _field_warnings(parallelism, ("gradients", "data_shares"), reason)
 
 
 def without_checkpoints(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep, RankPlace, SamplerStep
-from dslc.compiler.placement.shares import piece, pieces
+from dslc.compiler.placement.shares import deal, largest, piece, pieces
 from dslc.runtime.data.orders import draw, grouped, order_of_mixture
 from dslc.runtime.data.sample_keys import SampleKeys, numbers_of
 from dslc.runtime.data.splits import Split, parted, range_of, total
@@ -112,16 +112,36 @@ def batch_samples(step: DataStep, k: int) -> int:
     return step.batch if k < step.visited // step.batch else step.last
 
 
+def share_of(step: DataStep, place: RankPlace, samples: int) -> tuple[int, int]:
+    """Returns this rank's share [start, stop) of `samples`: of a global batch, or of a split."""
+    if not step.shares or place.data_ranks == 1:
+        return piece(samples, place.data_ranks, place.data_rank)
+    sizes = _sizes(step, samples)
+    start = sum(sizes[: place.data_rank])
+    return start, start + sizes[place.data_rank]
+
+
+def _sizes(step: DataStep, samples: int) -> tuple[int, ...]:
+    """Returns the share of each data rank; () if they are equal."""
+    return step.shares if samples == step.batch or not step.shares else deal(samples, step.shares)
+
+
+def largest_share(step: DataStep, place: RankPlace, samples: int) -> int:
+    """Returns the most of `samples` that a data rank has."""
+    return max(_sizes(step, samples), default=largest(samples, place.data_ranks))
+
+
 def sizes_of(step: DataStep, place: RankPlace, microbatches: int, k: int) -> tuple[int, int, list[int]]:
     """Returns this rank's share of global batch `k` as entries [start, stop) of the batch, and its micro-batches'
     sizes.
 
     All ranks have the same number of micro-batches in a step, and none is empty as long as every rank has a sample: the
-    partial last batch of an epoch has min(microbatches, last // data_ranks) of them.
+    partial last batch of an epoch has min(microbatches, the smallest share) of them.
     """
     samples = batch_samples(step, k)
-    start, stop = piece(samples, place.data_ranks, place.data_rank)
-    cut = pieces(stop - start, max(1, min(microbatches, samples // place.data_ranks)))
+    start, stop = share_of(step, place, samples)
+    smallest = min(_sizes(step, samples), default=samples // place.data_ranks)
+    cut = pieces(stop - start, max(1, min(microbatches, smallest)))
     return start, stop, [b - a for a, b in cut]
 
 
@@ -131,7 +151,7 @@ def shares(step: DataStep, place: RankPlace, epoch: int, k: int, count: int = 1)
     All global batches must be full, or `count` 1.
     """
     size, first = batch_samples(step, k), k * step.batch
-    start, stop = piece(size, place.data_ranks, place.data_rank)
+    start, stop = share_of(step, place, size)
     if count == 1:
         return _entries(step, epoch, first + start, first + stop)
     return _entries(step, epoch, first, first + count * size).view(count, size)[:, start:stop].reshape(-1)
@@ -152,5 +172,5 @@ def micro_batches(step: DataStep, place: RankPlace, microbatches: int, epoch: in
 def split_indices(step: DataStep, split: Split, place: RankPlace) -> Tensor:
     """Returns this rank's contiguous share of the samples of a split (int64), which may be empty."""
     first, samples = range_of(step, split)
-    start, stop = piece(samples, place.data_ranks, place.data_rank)
+    start, stop = share_of(step, place, samples)
     return torch.arange(first + start, first + stop)

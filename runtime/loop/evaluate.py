@@ -27,6 +27,7 @@ from dslc.compiler.ir.program import JobProgram, MetricStep, RankPlace
 from dslc.compiler.placement.shares import largest, piece
 from dslc.compiler.trace.structures import Structure, call, map_tensors
 from dslc.runtime.data.batches import read_batches, split_batches
+from dslc.runtime.data.sampler import largest_share
 from dslc.runtime.data.samples import Pair, Splits
 from dslc.runtime.data.splits import Split, range_of, samples_of
 from dslc.runtime.loop.metrics import Metrics
@@ -138,7 +139,7 @@ def _batches(
         yield *pair, True
     if not parts.engine.lockstep:
         return
-    for _ in range(most_batches(samples_of(job.data, split), place, size) - first_sample):
+    for _ in range(most_batches(job, samples_of(job.data, split), place, size) - first_sample):
         if pair is None:
             first_place = dataclasses.replace(place, data_rank=0)
             pair = next(iter(split_batches(job.data, splits, split, first_place, size, parts.device)))
@@ -150,9 +151,9 @@ def batch_size(job: JobProgram, place: RankPlace) -> int:
     return 2 * largest(job.data.batch, place.data_ranks * job.microbatches)
 
 
-def most_batches(samples: int, place: RankPlace, size: int) -> int:
+def most_batches(job: JobProgram, samples: int, place: RankPlace, size: int) -> int:
     """Returns the batches of `size` of the rank with the most samples: as many passes as ranks in lockstep make."""
-    return -(-largest(samples, place.data_ranks) // size)
+    return -(-largest_share(job.data, place, samples) // size)
 
 
 class WholeEvaluation:

@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep, EvaluateMode, JobProgram, PredictMode, RankPlace, WeightsStep
-from dslc.compiler.placement.shares import piece
 from dslc.compiler.trace.structures import map_tensors
 from dslc.compiler.trace.structures import named as named_tensors
 from dslc.runtime.checkpoint import files as checkpoint_files
 from dslc.runtime.checkpoint.state import load_model
+from dslc.runtime.data.sampler import share_of
 from dslc.runtime.data.samples import Samples, Splits, batch_aside, concatenate_samples
 from dslc.runtime.data.splits import evaluated, for_test, held_out
 from dslc.runtime.loop.evaluate import batch_size, evaluate, evaluating, forward, most_batches, named
@@ -127,10 +127,10 @@ def in_order(step: DataStep, splits: Splits, split: str) -> tuple[Samples, Tenso
 def _batches(job: JobProgram, place: RankPlace, parts: TrainingComponents, count: int) -> Iterator[tuple[Tensor, bool]]:
     """Yields this rank's samples in batches, and whether they count; in lockstep its first sample fills up."""
     size = batch_size(job, place)
-    start, stop = piece(count, place.data_ranks, place.data_rank)
+    start, stop = share_of(job.data, place, count)
     sample_chunks = list(torch.arange(start, stop).split(size)) if stop > start else []
     for indices in sample_chunks:
         yield indices, True
     if parts.engine.lockstep:
-        for _ in range(most_batches(count, place, size) - len(sample_chunks)):
+        for _ in range(most_batches(job, count, place, size) - len(sample_chunks)):
             yield torch.tensor([0]), False

@@ -9,7 +9,7 @@ from math import prod
 
 from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.graph.proofs.view import View
-from dslc.compiler.ir.program import Training
+from dslc.compiler.ir.program import DataStep, Training
 from dslc.compiler.ir.records import (
     Batches,
     Devices,
@@ -106,6 +106,12 @@ def samples(view: View) -> str:
         shares = [share for _, share in plan.of_kind(Share) if share.batch == batch]
         runs = sorted((share.first_rank, share.ranks, share.samples) for share in shares)
         reason = _dealt(runs, dealt, ranks if dealt else 0)
+        if not reason and dealt and batches.weights:
+            sizes = [samples for _, count, samples in runs for _ in range(count)]
+            reason = _proportions(sizes, batches, batches.microbatches if batch == "full" else 1)
+            step = plan.find(DataStep)
+            if not reason and batch == "full" and step is not None and step.shares != tuple(sizes):
+                reason = f"ranks take {step.shares}, not the shares"
         if reason:
             return f"{reason} of the {batch} batch"
     return _entering(view)
@@ -136,6 +142,23 @@ def _dealt(runs: list[tuple[int, int, int]], samples: int, ranks: int) -> str:
     if total != samples:
         return f"{total} samples are dealt out of {samples}"
     return "" if all(size > 0 for _, _, size in runs) else "a share is empty"
+
+
+def _proportions(sizes: list[int], batches: Batches, unit: int) -> str:
+    """Checks that shares are in proportion to the weights to within a unit, whole units, and that a share which is
+    smaller than its proportion makes up for those of one unit.
+    """
+    samples, total = sum(sizes), sum(batches.weights)
+    if len(sizes) != len(batches.weights):
+        return f"{len(batches.weights)} weights for {len(sizes)} data ranks"
+    exact = [samples * weight / total for weight in batches.weights]
+    raised = sum(size - value for size, value in zip(sizes, exact, strict=True) if size == unit and value < unit)
+    for rank, (size, value) in enumerate(zip(sizes, exact, strict=True)):
+        if size % unit:
+            return f"data rank {rank} has {size} samples, which are no {unit} equal micro-batches,"
+        if size - value >= unit or value - size >= unit + raised:
+            return f"data rank {rank} has {size} samples, and {value:.4g} by its weight,"
+    return ""
 
 
 def memory(view: View) -> str:

@@ -85,7 +85,7 @@ class PlanSpace(Record):
         """Returns the values of `microbatches`: the divisors of a data rank's share of a batch."""
         if "parallelism.microbatches" not in self.fields:
             return [self.job.parallelism.microbatches]
-        share = self.job.data.batch // axes[3]
+        share = self.job.data.batch // (1 if self.job.parallelism.data_shares else axes[3])
         most = ACTIONS.most // (2 * axes[0])
         return [n for n in self._pieces_of(share) if n <= most] or [1]
 

@@ -60,7 +60,7 @@ def refused(job: Compiled, change: Callable[[PlanGraph], None]) -> str:
 
 
 def test_sound_plans_pass(pipeline: Compiled, uneven: Compiled) -> None:
-    for job in (pipeline, uneven):
+    for job in (pipeline, uneven, compiled(JOBS / "uneven.plt", "parallelism.data_shares=[9, 1, 1]")):
         verify(broken(job, lambda plan: None))
 
 
@@ -226,6 +226,24 @@ def test_a_share_that_is_missing(uneven: Compiled) -> None:
         plan.graph.remove_node("share last 1")
 
     assert refused(uneven, change).startswith("samples: ")
+
+
+def test_shares_out_of_proportion() -> None:
+    """Of 48 samples in proportions of 3, 2 and 1, two micro-batches each: 24, 16 and 8."""
+    job = compiled(JOBS / "uneven.plt", "parallelism.data_shares=[3, 2, 1]")
+    assert job.program().data.shares == (24, 16, 8)
+
+    def moves(samples: int) -> Callable[[PlanGraph], None]:
+        def change(plan: PlanGraph) -> None:
+            add(plan, "share full 0", "samples", -samples)
+            add(plan, "share full 2", "samples", samples)
+
+        return change
+
+    assert "which are no 2 equal micro-batches" in refused(job, moves(1))
+    assert "22 samples, and 24 by its weight" in refused(job, moves(2))
+    assert "4 weights for 3 data ranks" in refused(job, lambda plan: plan.change("batches", weights=(3, 2, 1, 1)))
+    assert "ranks take (24, 8, 16)" in refused(job, lambda plan: plan.change("data", shares=(24, 8, 16)))
 
 
 # ----------------------------------------------------------------------------------------------------------- memory

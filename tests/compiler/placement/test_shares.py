@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dslc.compiler.placement.shares import equal_share_runs, largest, piece, pieces
+from dslc.compiler.placement.shares import deal, equal_share_runs, largest, piece, pieces, share_runs
 
 COUNTS, PARTS = st.integers(0, 200), st.integers(1, 40)
 
@@ -35,3 +35,21 @@ def test_parts_that_are_alike_have_those_pieces(count: int, parts: int) -> None:
 @given(st.integers(1, 200), PARTS)
 def test_the_largest_is_the_first_of_ours_and_of_torchs(count: int, parts: int) -> None:
     assert largest(count, parts) == piece(count, parts, 0)[1] == len(torch.arange(count).chunk(parts)[0])
+
+
+@given(st.integers(0, 200), st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(1, 5))
+def test_shares_are_in_proportion_and_none_is_empty(count: int, weights: list[int], unit: int) -> None:
+    shares, units = deal(count * unit, weights, unit), [count * weight / sum(weights) for weight in weights]
+    assert sum(shares) == count * unit and all(share % unit == 0 for share in shares)
+    missing = sum(max(0.0, 1 - value) for value in units)
+    for share, value in zip(shares, units, strict=True):
+        assert value - 1 - missing < share / unit < value + 1
+    assert count < len(weights) or min(shares) > 0
+    assert [size for _, parts, size in share_runs(shares) for _ in range(parts)] == [size for size in shares if size]
+    of_weight = sorted(zip(weights, shares, strict=True))
+    assert all(one[1] <= other[1] for one, other in pairwise(of_weight) if one[0] < other[0])
+
+
+@given(COUNTS, PARTS)
+def test_equal_weights_make_pieces(count: int, parts: int) -> None:
+    assert deal(count, [3] * parts) == tuple(stop - start for start, stop in pieces(count, parts))

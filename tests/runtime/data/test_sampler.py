@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dslc.compiler.ir.program import DataStep, RankPlace
+from dslc.compiler.placement.shares import deal
 from dslc.runtime.data import sampler
 from dslc.runtime.data.splits import held_out
 
@@ -47,7 +48,11 @@ def jobs(draw: st.DrawFn) -> tuple[DataStep, int, int]:
     train = draw(st.integers(batch, 200))
     keep = draw(st.booleans()) and train % batch >= ranks
     step = data_step(train, batch, keep=keep, shuffle=draw(st.booleans()), seed=draw(st.integers(0, 2**40)))
-    return step, ranks, draw(st.integers(1, 9))
+    microbatches = draw(st.integers(1, 9))
+    if draw(st.booleans()):
+        weights = draw(st.lists(st.integers(1, 5), min_size=ranks, max_size=ranks))
+        step = dataclasses.replace(step, shares=deal(batch, weights))
+    return step, ranks, microbatches
 
 
 @given(jobs(), st.integers(0, 3))
@@ -63,7 +68,9 @@ def test_every_sample_of_an_epoch_is_on_one_rank_and_in_one_micro_batch(
         flat = [sample for rank in pieces for piece in rank for sample in piece]
         assert flat == order[k * step.batch : k * step.batch + sampler.batch_samples(step, k)]
         assert len({len(rank) for rank in pieces}) == 1, "all ranks have as many micro-batches"
-        for sizes in ([sum(map(len, rank)) for rank in pieces], *(list(map(len, rank)) for rank in pieces)):
+        shares = [sum(map(len, rank)) for rank in pieces]
+        assert min(shares) > 0 and (k or not step.shares or tuple(shares) == step.shares)
+        for sizes in (*([] if step.shares else [shares]), *(list(map(len, rank)) for rank in pieces)):
             assert min(sizes) > 0 and max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
         seen += flat
     assert len(seen) == step.train_samples // step.batch * step.batch + step.last
@@ -74,10 +81,10 @@ def test_a_global_batch_does_not_depend_on_ranks_or_micro_batches(
     job: tuple[DataStep, int, int], ranks: int, microbatches: int
 ) -> None:
     step, *first = job
-    shapes = [first, [ranks, microbatches]]
+    equal = dataclasses.replace(step, shares=())
     flat = [
-        [sample for rank in dealt(step, shape[0], shape[1], 1, 0) for piece in rank for sample in piece]
-        for shape in shapes
+        [sample for rank in dealt(how, shape[0], shape[1], 1, 0) for piece in rank for sample in piece]
+        for how, shape in ((step, first), (equal, [ranks, microbatches]))
     ]
     assert flat[0] == flat[1]
 

@@ -1,0 +1,64 @@
+"""Data ranks with unequal shares of a batch train as one process does, with the kept last batch, dropout, batch norm,
+sharding and micro-batches.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+from helpers.launcher import Launcher
+from helpers.trained import Trained, agree, ready, train_job
+
+JOB = """
+param norm = batch_norm()
+model {
+  network = [conv2d(4, padding = 1), norm, relu(), flatten(), dropout(0.1), linear(10)]
+  loss    = cross_entropy()
+}
+data {
+  source     = synthetic(samples = 100, shape = [1, 6, 6], classes = 10)
+  batch      = 24
+  validation = 20%
+  last_batch = keep
+}
+devices { cpus = 1 }
+train { epochs = 2, optimizer = sgd(lr = 0.1), clip = 1.0 }
+evaluate { metrics = [loss, accuracy] }
+log { every = 1 step }
+"""
+WITHOUT_NORM = "norm=relu()"
+
+
+@cache
+def in_one_process(launcher: Launcher, folder: Path, *settings: str) -> Trained:
+    (folder / "made.plt").write_text(JOB)
+    return train_job(launcher, folder / "made.plt", *settings)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("same", "settings", "shares"),
+    [
+        ((), ("devices.cpus=3", "parallelism.data_shares=[3, 1, 2]"), (12, 4, 8)),
+        (
+            (WITHOUT_NORM,),
+            ("devices.cpus=2", "parallelism.data_shares=[3, 1]", "parallelism.zero=3", "parallelism.microbatches=2"),
+            (18, 6),
+        ),
+        ((WITHOUT_NORM,), ("devices.cpus=2", "parallelism.data_shares=[2, 5]", "parallelism.zero=1"), (7, 17)),
+    ],
+)
+def test_unequal_shares_train_as_one_process(
+    launcher: Launcher,
+    tmp_path_factory: pytest.TempPathFactory,
+    same: tuple[str, ...],
+    settings: tuple[str, ...],
+    shares: tuple[int, ...],
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    one = in_one_process(launcher, folder, *same)
+    assert ready(folder / "made.plt", *same, *settings).program.data.shares == shares
+    assert len(one.losses()) == 8 and one.losses("validation")
+    agree(one, train_job(launcher, folder / "made.plt", *same, *settings))
