@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dslc.compiler.ir.actions import Payload, TrafficNode, handed_in
 from dslc.compiler.ir.number_text import count_text, percent_text
 from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode
-from dslc.compiler.ir.records import DataNode, Layer, ShareNode, source_text
+from dslc.compiler.ir.records import Layer, ShareNode, source_text
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.schedules import ScheduledAction, ScheduleTable
 from dslc.dsl.record import Record, record
@@ -267,17 +267,18 @@ def parts(shares: Sequence[ShareNode]) -> list[SampleRange]:
     return ranges
 
 
-def shares_text(data: DataNode, ranks: int) -> str:
-    """Describes the shares of a batch; memory and work of a step are of the largest."""
-    if len(data.shares) < 2:
-        return f"{plural(ranks, 'data rank')} x {max((s.samples for s in data.shares), default=0)}"
-    sums = " + ".join(f"{s.ranks} x {s.samples}" if s.ranks > 1 else str(s.samples) for s in data.shares[:MOST_SHARES])
-    return f"{sums}{' + …' if len(data.shares) > MOST_SHARES else ''} on {plural(ranks, 'data rank')}"
-
-
-def microbatch_text(data: DataNode) -> str:
-    """Returns `32 = 2 x 16`, of the largest share."""
-    return f"{data.microbatches * data.microbatch} = {data.microbatches} x {data.microbatch}"
+def share_rows(plan: PlanView, ranks: int) -> list[tuple[str, str]]:
+    """Describes the shares of a batch over data ranks, and the micro-batches of the largest share."""
+    data = plan.data
+    shares_text = f"{plural(ranks, 'data rank')} x {max((s.samples for s in data.shares), default=0)}"
+    if len(data.shares) > 1:
+        sizes = [f"{s.ranks} x {s.samples}" if s.ranks > 1 else str(s.samples) for s in data.shares[:MOST_SHARES]]
+        sizes += ["…"] if len(data.shares) > MOST_SHARES else []
+        shares_text = f"{' + '.join(sizes)}; memory, work and time of a rank are of the largest"
+    passes = f"{data.microbatches * data.microbatch} = {data.microbatches} x {data.microbatch}"
+    if data.microbatches > 1:
+        passes += ": the pipeline's micro-batches" if plan.schedule else ": gradients are accumulated"
+    return [("share", f"{data.batch:,} = {shares_text}"), ("micro-batch", passes)]
 
 
 def entries_of(shares: Sequence[ShareNode], data_rank: int) -> tuple[int, int] | None:

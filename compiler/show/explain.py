@@ -36,14 +36,13 @@ from dslc.compiler.show.describe import (
     link_text,
     members,
     mesh_text,
-    microbatch_text,
     number_text,
     of_all_dtypes,
     parts,
     rate_text,
     replica,
     replicas,
-    shares_text,
+    share_rows,
     span_text,
     stage_layers,
     stages_of,
@@ -251,8 +250,7 @@ def _data(plan: PlanView) -> list[str]:
         rows.append(("documents", f"each ends with token {data.documents}; attention, positions, targets stay within"))
     rows += [
         ("batch", f"{plural(data.batch, 'sample')} a step"),
-        ("share", f"{data.batch:,} = {shares_text(data, ranks)}"),
-        ("micro-batch", microbatch_text(data) + _accumulation(plan)),
+        *share_rows(plan, ranks),
     ]
     if data.last is None:
         rows.append(("last batch", UNKNOWN))
@@ -272,12 +270,6 @@ def _stream(stream: StreamStep) -> str:
     readers_text = f", {stream.lanes} at a time" if stream.shards > 1 else ""
     order_text = f", {plural(stream.window, 'sample')} shuffled at a time" if stream.window else ", in order"
     return f"{length}{plural(stream.shards, 'shard')} of a stream{readers_text}{order_text}"
-
-
-def _accumulation(plan: PlanView) -> str:
-    if plan.data.microbatches == 1:
-        return ""
-    return ": the pipeline's micro-batches" if plan.schedule else ": gradients are accumulated"
 
 
 def _samples(plan: PlanView) -> list[str]:
@@ -373,7 +365,6 @@ def _memory(plan: PlanView) -> list[str]:
     ]
     right_columns = range(1, len(kinds) + 3)
     lines = table(rows, right_columns=right_columns, head=("ranks", *kinds, "peak", ""), limit=MOST_CLASSES)
-    lines += ["of a data rank with the largest share of a batch"] if len(plan.data.shares) > 1 else []
     return [*lines, *_peak(max(plan.ranks, key=lambda node: node.memory.peak).memory)]
 
 
