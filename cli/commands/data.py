@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from dslc.compiler.graph.constants import data_step
+from dslc.compiler.ir.number_text import byte_text, time_text
 from dslc.compiler.ir.program import DataStep
 from dslc.compiler.model.job_steps import locate_paths
 from dslc.compiler.rules.analysis import Analysis
@@ -21,6 +22,14 @@ from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import plural
 from dslc.jobs.check_job import inspect, show
+from dslc.jobs.worst_batch import (
+    PricedBatch,
+    batch_place,
+    find_fullest_batch,
+    has_uneven_batches,
+    peak_bytes,
+    price_batch,
+)
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, CommandFailedError
 
 if TYPE_CHECKING:
@@ -40,10 +49,12 @@ Row = tuple[str, ...]
 class DataReport:
     """What `dslc data` found out; `classes` are counts by class and data rank, in the first epoch."""
 
+    analysis: Analysis
     step: DataStep
     data_ranks: int
     records: tuple[SampleRecords, ...]  # of each split, training first
     classes: dict[int, tuple[int, ...]]
+    worst: PricedBatch | None = None  # where the shapes of batches differ by sample
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -120,7 +131,8 @@ def _read_splits(analysis: Analysis, limit: int) -> DataReport:
     ranks = analysis.layout.sizes["data"]
     steps = analysis.workload.steps or step.visited
     classes = classes_by_rank(step, ranks, steps, known) if known else {}
-    return DataReport(step, ranks, tuple(read), classes)
+    worst = price_batch(analysis, find_fullest_batch(analysis)) if has_uneven_batches(analysis) else None
+    return DataReport(analysis, step, ranks, tuple(read), classes, worst)
 
 
 def _advance(bar: Progress, task: object) -> Callable[[int], None]:
@@ -144,7 +156,13 @@ def _as_text(report: DataReport, job: str) -> list[str]:
     step = report.step
     lines = [f"data of {job}: batches of {step.batch}, {plural(report.data_ranks, 'data rank')}", ""]
     lines += _split_table(report)
-    notes = [*_partly_read(report), *_length_lines(report), *_copy_lines(report), *_overlap_lines(report)]
+    notes = [
+        *_partly_read(report),
+        *_length_lines(report),
+        *_copy_lines(report),
+        *_overlap_lines(report),
+        *_worst_lines(report),
+    ]
     lines += ["", *(f"- {line}" for line in notes)]
     if report.classes:
         lines += ["", *_class_lines(report)]
@@ -271,6 +289,39 @@ def _overlap_lines(report: DataReport) -> list[str]:
     ]
 
 
+def _worst_lines(report: DataReport) -> list[str]:
+    """Returns the place of the fullest micro-batch, and its predicted memory and time."""
+    worst = report.worst
+    if worst is None:
+        return []
+    fullest, plan_peak = worst.fullest, byte_text(peak_bytes(report.analysis))
+    lines = [f"fullest micro-batch: {batch_place(fullest)}"]
+    if worst.fault is not None:
+        lines.append(worst.fault.message)
+    elif worst.analysis is not None and worst.analysis.costs:
+        peak = byte_text(peak_bytes(worst.analysis))
+        lines.append(f"its predicted memory: {peak} on a rank, and {plan_peak} in the plan{_time_text(report, worst)}")
+    else:
+        lines.append(f"the predicted memory of the plan covers it: {plan_peak} on a rank")
+    if fullest.read < (report.analysis.workload.train or 0):
+        lines.append(f"the fullest micro-batch is of {fullest.read:,} samples, read within the time for it")
+    return lines
+
+
+def _time_text(report: DataReport, worst: PricedBatch) -> str:
+    """Returns the predicted time of the step beside that of the plan; "" without a calibration."""
+    times = [step_seconds(analysis) for analysis in (worst.analysis, report.analysis)]
+    if times[0] is None or times[1] is None:
+        return ""
+    return f"; its step: {time_text(times[0])}, and {time_text(times[1])} in the plan"
+
+
+def step_seconds(analysis: Analysis | None) -> float | None:
+    """Returns the predicted seconds of a step by a calibration; None without one."""
+    estimate = analysis.estimate if analysis is not None else None
+    return estimate.step_time if estimate is not None and estimate.source in ("measured", "fitted") else None
+
+
 def _class_lines(report: DataReport) -> list[str]:
     """Returns the table of classes; of many ranks it shows the ranks with the fewest and the most samples."""
     counts = list(report.classes.items())
@@ -308,5 +359,19 @@ def _as_json(report: DataReport) -> dict[str, object]:
         "data_ranks": report.data_ranks,
         "splits": splits,
         "overlap": {split: [asdict(copy) for copy in copies] for split, copies in _overlaps(report).items()},
+        "fullest": _worst_as_json(report),
         "classes": {str(name): list(counts) for name, counts in report.classes.items()},
+    }
+
+
+def _worst_as_json(report: DataReport) -> dict[str, object] | None:
+    worst = report.worst
+    if worst is None:
+        return None
+    priced = worst.analysis if worst.analysis is not None else None if worst.fault is not None else report.analysis
+    return {
+        **asdict(worst.fullest),
+        "memory": peak_bytes(priced) if priced is not None and priced.costs else None,
+        "seconds": step_seconds(priced),
+        "fault": worst.fault.message if worst.fault is not None else None,
     }

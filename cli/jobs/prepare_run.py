@@ -28,6 +28,7 @@ from dslc.jobs.check_job import inspect_for_run
 from dslc.jobs.choose_plan import with_choice
 from dslc.jobs.launcher_environment import counts_there, world_for
 from dslc.jobs.preflight import check_needs
+from dslc.jobs.worst_batch import check_worst_batches
 from dslc.runs.run_folder import claim_folder
 from dslc.runtime.launchers.world import World
 from dslc.runtime.process.program_file import write_program
@@ -76,10 +77,12 @@ def prepare(
     *,
     profile: bool = False,
     trace: bool = False,
+    worst_batch: bool = True,
     around: LaunchContext = ALONE,
 ) -> Ready | None:
     """Compiles a job for this machine; returns None with the reasons in the report, where warnings that block a run are
-    errors. `profile`: the run records its memory and its collectives; `trace`: the times of some steps.
+    errors. `profile`: the run records its memory and its collectives; `trace`: the times of some steps; `worst_batch`:
+    the fullest micro-batch of the training has to fit.
     """
     counts = inspect_for_run(loaded, report, run=True)
     elastic = loaded.job is not None and isinstance(loaded.job.devices.nodes, Range)
@@ -89,6 +92,8 @@ def prepare(
         return None
     analysis = counts[max(counts)]
     world = detect_launcher(analysis, report, around, elastic=elastic)
+    if worst_batch and not report.errors:
+        check_worst_batches([counts[count] for count in sorted({min(counts), max(counts)})], report)
     if report.errors:
         return None
     ready = place_ranks(with_choice(loaded, analysis), compile_plan(analysis), TrainMode(profile=profile, trace=trace))

@@ -49,6 +49,22 @@ def trace_facts(job: JobSpec, source: SourceFacts, *, run: bool) -> Findings[Fac
         return trial.facts
 
 
+def trace_longest(job: JobSpec, facts: Facts, sample: int) -> Findings[Facts | None]:
+    """Returns the facts of a job whose source and network are traced with batches of one sample, by its number in the
+    source. Returns None if that yields an error.
+    """
+    assert facts.source is not None
+    with tempfile.TemporaryDirectory() as folder:
+        trial = Trial(job=job, facts=Facts(source=facts.source), files=Files(folder), run=True, longest=sample)
+        for probe in (trace_sources, trace_network):
+            judged_trial, sound = yield from judge(probe(trial))
+            if not sound:
+                return None
+            trial = judged_trial or trial
+        source = replace(trial.source, loss_counts=facts.source.loss_counts)
+        return replace(facts, source=source, model=trial.facts.model or facts.model)
+
+
 def trace_sources(trial: Trial) -> Findings[Trial]:
     """Adds the facts that the samples of a user's source tell, or of each source of a mixture."""
     source = trial.job.data.source
@@ -80,11 +96,12 @@ def _trace_source(trial: Trial, call: Call, source: SourceFacts) -> Findings[Sou
                 unsplit=isinstance(job.model.loss, NetworkLoss),
                 example=trial.files.batches,
                 real=trial.files.samples,
+                longest=trial.longest,
             )
         )
 
     source_facts = yield from used(trial, call, "source", use)
-    if source_facts and source_facts.get("shards") is None:
+    if source_facts and source_facts.get("shards") is None and trial.longest is None:
         layout = Report().collect(lay_out(job))
         ranks = layout.world_size if layout is not None else 1
         on_other_hosts = layout is not None and (layout.nodes > 1 or job.launch.with_.word != "local")

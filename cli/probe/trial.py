@@ -31,7 +31,8 @@ class Files:
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """The job of a probe and its facts so far. `sound`: no probe has yielded an error so far. `run`: the ranks are
-    forked from this process later. `batches` are what a user's loss and metrics are tried with.
+    forked from this process later. `batches` are what a user's loss and metrics are tried with. `longest` is the sample
+    of the source that batches are traced with; None: the largest of the first.
     """
 
     job: JobSpec
@@ -39,6 +40,7 @@ class Trial:
     files: Files
     sound: bool = True
     run: bool = False
+    longest: int | None = None
     batches: TrialBatches = field(default_factory=TrialBatches)
 
     @property

@@ -61,6 +61,14 @@ def tensors(value: object) -> list[Tensor]:
     return [leaf for leaf in flatten(value)[0] if isinstance(leaf, Tensor)]
 
 
+def count_numbers(value: object) -> int:
+    """Returns how many numbers a sample has."""
+    import numpy as np
+
+    sized = (Tensor, np.ndarray)
+    return sum(int(np.prod(leaf.shape)) if isinstance(leaf, sized) else 1 for leaf in flatten(value)[0])
+
+
 def paths(value: object) -> list[str]:
     """Returns the place of each leaf, as in `["boxes"][0]`; "" for a value that is a leaf."""
     flatten(value)

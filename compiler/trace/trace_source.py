@@ -14,7 +14,7 @@ from dslc.compiler.ir.tensors import TensorFact, TreeFact
 from dslc.compiler.trace.batch import LARGE, SMALL, grown
 from dslc.compiler.trace.instantiate import TraceError
 from dslc.compiler.trace.stream_protocol import Shards, StreamError, is_stream
-from dslc.compiler.trace.structures import UserValue, flatten, paths, tensors
+from dslc.compiler.trace.structures import UserValue, count_numbers, flatten, paths, tensors
 from dslc.compiler.trace.trace_model import model_dtype
 
 TWICE = 4  # samples that are fetched twice
@@ -33,6 +33,7 @@ def trace_source(
     unsplit: bool = False,
     example: str = "",
     real: str = "",
+    longest: int | None = None,
 ) -> SourceFacts:
     """Returns the facts of the result of `make()`: a map-style data set, a stream, or a pair (train, validation) of
     them. A stream for validation is read whole, to be counted. Samples are
@@ -40,7 +41,7 @@ def trace_source(
 
     `begin` seeds the random generators for a sample, by its number, as the training does. `collate` makes samples a
     batch; `stacked`: as one stacks tensors. Batches that are structures are written to the file `example`, and a batch
-    of the first samples to `real`.
+    of the first samples to `real`. `longest` is the sample that batches are made of; None: the largest of the first.
     """
     user_object = make()
     if isinstance(user_object, tuple) and len(user_object) == 2 and all(hasattr(part, "shape") for part in user_object):
@@ -72,7 +73,7 @@ def trace_source(
         _write_real(train, begin, collate, unsplit, real)
     if stacked and not unsplit and all(map(_is_array, sample)):
         return replace(facts, input=_fact(sample[0], "input"), target=_fact(sample[1], "target"))
-    structures, draws, uneven = _structures(train, begin, collate, unsplit, example)
+    structures, draws, uneven = _structures(train, begin, collate, unsplit, example, longest)
     return replace(facts, structures=structures, collate_draws=draws, uneven=uneven)
 
 
@@ -178,7 +179,12 @@ def _is_array(part: object) -> bool:
 
 
 def _structures(
-    train: UserValue, begin: Callable[[int], None], collate: Collate, unsplit: bool, example: str
+    train: UserValue,
+    begin: Callable[[int], None],
+    collate: Collate,
+    unsplit: bool,
+    example: str,
+    longest: int | None,
 ) -> tuple[tuple[TreeFact, TreeFact], bool, tuple[str, tuple[int, ...], tuple[int, ...]] | None]:
     """Returns the facts of input and target, from two batches of the largest sample among the first, and whether
     `collate` draws random numbers. Also returns a place of the input where a batch of the smallest sample has another
@@ -194,8 +200,11 @@ def _structures(
         begin(seed)
         return collate(samples_made)
 
-    sizes = [_size(sample(n)) for n in range(min(LOOKED_AT, len(train)))]
-    largest, smallest = (choose(range(len(sizes)), key=sizes.__getitem__) for choose in (max, min))
+    sizes = {n: count_numbers(sample(n)) for n in range(min(LOOKED_AT, len(train)))}
+    if longest is not None:
+        sizes[longest] = count_numbers(sample(longest))
+    largest, smallest = (choose(sizes, key=sizes.__getitem__) for choose in (max, min))
+    largest = largest if longest is None else longest
     batches = [batch(samples) for samples in (SMALL, LARGE)]
     if not unsplit and any(not isinstance(batch, tuple | list) or len(batch) != 2 for batch in batches):
         raise TraceError(
@@ -231,14 +240,6 @@ def _other_shape(large: object, small: object) -> tuple[str, tuple[int, ...], tu
     ]
     shape_pairs = ((place, shape, shapes[1].get(place, ())) for place, shape in shapes[0].items())
     return next((shape_pair for shape_pair in shape_pairs if shape_pair[1] != shape_pair[2]), None)
-
-
-def _size(value: object) -> int:
-    """Returns how many numbers a sample has."""
-    import numpy as np
-
-    sized = (torch.Tensor, np.ndarray)
-    return sum(int(np.prod(leaf.shape)) if isinstance(leaf, sized) else 1 for leaf in flatten(value)[0])
 
 
 def _changes(samples: UserValue, index: int, begin: Callable[[int], None]) -> bool:

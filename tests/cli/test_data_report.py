@@ -12,6 +12,9 @@ import torch
 from helpers.golden import hold
 from helpers.paths import TESTS
 
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.meaning.load import load
+from dslc.jobs.prepare_run import prepare
 from dslc.main import main
 from dslc.runtime.data.sample_records import sample_lengths, spread
 
@@ -111,6 +114,9 @@ def test_planted_copies_leaks_and_long_samples_are_found(
     shared = [(copy["number"], copy["original"]) for copy in report["overlap"]["validation"]]
     assert shared == [(n, 40 + n) for n in range(8)]
     assert sum(map(sum, report["classes"].values())) == 48
+    assert report["fullest"]["source_number"] == 41 and report["fullest"]["memory"] == pytest.approx(
+        338 * 1024, rel=0.01
+    )
     part = report_of(capsys, job, "--samples", 12)
     assert part["splits"]["training"]["read"] == 12 and part["splits"]["validation"]["read"] == 10
     assert sum(map(sum, part["classes"].values())) == 12
@@ -141,6 +147,42 @@ def test_a_sample_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.Ca
     told = capsys.readouterr().err
     assert "the data cannot be read: ValueError: a line without a label (`dataset[33]`" in told
     assert "planted_fault.py, line" in told
+
+
+def found_before_training(job: Path, *settings: str) -> Report:
+    """Returns what is found before the first step."""
+    report = Report()
+    assert (prepare(load(str(job), list(settings)), report) is None) == bool(report.errors)
+    return report
+
+
+def test_a_planted_long_sample_is_refused_before_the_first_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = planted(tmp_path, "planted_long")
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--set", "memory.limit=300KiB", "--set", "data.shuffle=false"]
+    assert main(["run", "job.plt", *arguments, "--out", str(tmp_path / "run")]) == 1
+    hold(capsys.readouterr().err, GOLDEN / "worst_batch.txt")
+    assert not (tmp_path / "run").exists()
+    assert not found_before_training(job, "memory.limit=400KiB").found  # 338 KiB
+    # The training ends before the sample comes, in step 6.
+    assert not found_before_training(job, "memory.limit=300KiB", "data.shuffle=false", "train.steps=5").found
+    (tmp_path / "planted_long.py").write_text(
+        (tmp_path / "planted_long.py")
+        .read_text()
+        .replace(
+            "    def forward(self, values):",
+            "    def forward(self, values):\n        values + torch.zeros(1, 40)[:, :values.shape[1]]",
+        )
+    )
+    (refusal,) = found_before_training(job, "memory.limit=300KiB").errors
+    assert refusal.code == "E0505" and "Mismatching argument" in refusal.message
+
+
+def test_a_fault_of_a_sample_is_a_warning_before_the_first_step(tmp_path: Path) -> None:
+    (warning,) = found_before_training(planted(tmp_path, "planted_late_fault", broken="33")).found
+    assert warning.code == "W0506" and "a line without a label" in warning.message
 
 
 def test_lengths_and_the_samples_that_are_read() -> None:

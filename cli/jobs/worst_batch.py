@@ -1,0 +1,167 @@
+"""Refuses a training whose fullest micro-batch does not fit, before its first step: E0504, E0505, W0506, N0507.
+
+Model: a child finds the fullest micro-batch among all that the sampler deals out (runtime/data/fullest_batch.py). If it
+has more numbers for each sample than the batches that the plan was made with, and could exceed the memory, the source
+and the network are traced again with its longest sample, and the account is made of these shapes. The plan stays as it
+is.
+
+Limits: only batches of a `collate` of the user's have shapes that differ by sample. Streams and mixtures are not looked
+through, nor steps of the user's own. On CPUs without a declared limit the ranks of a node share the machine's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+from dslc.compiler.graph.constants import data_step
+from dslc.compiler.ir.number_text import byte_text
+from dslc.compiler.model.job_steps import locate_paths
+from dslc.compiler.rules.analyse import analyse
+from dslc.compiler.rules.analysis import Analysis
+from dslc.dsl.diagnostics import Diagnostic, Report, TooManyErrors
+from dslc.dsl.language.calls import Mixture, PythonCollate
+from dslc.dsl.remedy import join_remedies
+from dslc.dsl.words import plural
+from dslc.probe.child import import_torch_for_children, in_child
+from dslc.probe.sample_outputs import open_samples
+from dslc.probe.trace_facts import trace_longest
+
+if TYPE_CHECKING:
+    from dslc.runtime.data.fullest_batch import FullestBatch
+
+OVER_MEMORY = "E0501"
+_CUT = "cut long samples in the data set, or leave them out"
+
+
+@dataclass(frozen=True)
+class PricedBatch:
+    """The fullest micro-batch, and the analysis of the job with its shapes; None if the plan's own account covers it.
+    `fault` is the diagnostic of a network that cannot take it.
+    """
+
+    fullest: FullestBatch
+    analysis: Analysis | None
+    fault: Diagnostic | None = None
+
+
+def has_uneven_batches(analysis: Analysis) -> bool:
+    """Returns True if the shapes of batches differ by sample, and the account follows them."""
+    job, source = analysis.job, analysis.source
+    known = analysis.workload.train is not None and analysis.workload.steps is not None and bool(analysis.costs)
+    collated = isinstance(job.data.collate, PythonCollate) and source.structures is not None
+    return known and collated and source.shards is None and not isinstance(job.data.source, Mixture)
+
+
+def check_worst_batches(analyses: Collection[Analysis], report: Report) -> None:
+    """Reports the fullest micro-batch of a training if it does not fit, for each count of nodes of an elastic job."""
+    for analysis in analyses:
+        if not report.errors and has_uneven_batches(analysis):
+            report.extend(_check(analysis))
+
+
+def _check(analysis: Analysis) -> list[Diagnostic]:
+    span = analysis.job.data.value_span("collate")
+    import_torch_for_children()
+    answer = in_child(lambda: asdict(find_fullest_batch(analysis)))
+    if "made" not in answer:
+        where = f" ({answer['where']})" if answer["where"] else ""
+        message = f"the longest sample is not known before the training: {answer['error']}{where}"
+        return [Diagnostic("W0506", message, span, help="`dslc data JOB` reads the samples and names the first fault")]
+    from dslc.runtime.data.fullest_batch import READING, FullestBatch
+
+    fullest = FullestBatch(**answer["made"])
+    samples = analysis.workload.train or 0
+    diagnostics = []
+    if fullest.read < samples:
+        message = f"the longest of {fullest.read:,} samples was found in {READING:g} s, of {samples:,} in the training"
+        diagnostics.append(Diagnostic("N0507", f"{message} data: a longer one may come", span, help=_WHOLE))
+    limit = _limit(analysis)
+    if limit is None or peak_bytes(analysis) * max(1.0, _ratio(analysis, fullest)) ** 2 <= limit:
+        return diagnostics
+    priced = price_batch(analysis, fullest, limit)
+    return [*diagnostics, *([priced.fault] if priced.fault is not None else [])]
+
+
+_WHOLE = "`by_length` with a file of lengths makes them known at once"
+
+
+def find_fullest_batch(analysis: Analysis) -> FullestBatch:
+    """Returns the fullest micro-batch. The user's code runs here."""
+    from dslc.runtime.data.fullest_batch import find_fullest
+
+    step = locate_paths(data_step(analysis), analysis.job.folder)
+    layout = analysis.layout
+    steps = analysis.workload.steps or 1
+    return find_fullest(step, open_samples(analysis), layout.sizes["data"], layout.microbatches, steps)
+
+
+def _limit(analysis: Analysis) -> int | None:
+    """Returns the bytes that a rank may hold; None if nothing is known."""
+    layout, machine = analysis.layout, analysis.facts.machine
+    declared = analysis.job.memory.limit or layout.hardware.memory
+    if declared is not None or machine is None or layout.device != "cpu":
+        return declared
+    return machine.memory // max(1, layout.processes)
+
+
+def peak_bytes(analysis: Analysis) -> int:
+    return max(cost.memory.peak for cost in analysis.costs)
+
+
+def traced_numbers(analysis: Analysis) -> int:
+    """Returns the numbers in the input of one sample of the batches that the plan was made with."""
+    assert analysis.source.structures is not None
+    return analysis.source.structures[0].numbers
+
+
+def _ratio(analysis: Analysis, fullest: FullestBatch) -> float:
+    return fullest.numbers / max(1, traced_numbers(analysis))
+
+
+def price_batch(analysis: Analysis, fullest: FullestBatch, limit: int | None = None) -> PricedBatch:
+    """Returns the account of a job with the shapes of its fullest micro-batch, and what forbids it under the limit."""
+    if _ratio(analysis, fullest) <= 1:
+        return PricedBatch(fullest, None)
+    traced = Report()
+    facts = traced.collect(trace_longest(analysis.job, analysis.facts, fullest.source_number))
+    span = analysis.job.data.value_span("collate")
+    label = _label(analysis, fullest)
+    if facts is None:
+        reason = traced.errors[0].message
+        fault = Diagnostic(
+            "E0505", f"the longest sample of the training ends it: {reason}", span, label=label, help=_CUT
+        )
+        return PricedBatch(fullest, None, fault)
+    job = analysis.job if limit is None else replace(analysis.job, memory=replace(analysis.job.memory, limit=limit))
+    found = Report()
+    try:
+        priced = found.collect(analyse(job, facts, limits=limit is not None))
+    except TooManyErrors:
+        priced = None
+    over = next((diagnostic for diagnostic in found if diagnostic.code == OVER_MEMORY), None)
+    if over is None or priced is None:
+        return PricedBatch(fullest, priced)
+    peak = byte_text(peak_bytes(priced))
+    fault = Diagnostic(
+        "E0504",
+        f"the fullest micro-batch of the training does not fit: a rank would hold {peak} at its peak, over a limit of "
+        f"{byte_text(limit or 0)}",
+        span,
+        label=label,
+        help=join_remedies("; ", [_CUT, over.help]),
+    )
+    return PricedBatch(fullest, priced, fault)
+
+
+def _label(analysis: Analysis, fullest: FullestBatch) -> str:
+    return f"{batch_place(fullest)}; the plan was made with {traced_numbers(analysis):,}"
+
+
+def batch_place(fullest: FullestBatch) -> str:
+    """Returns the place and the size of a micro-batch in words."""
+    return (
+        f"step {fullest.step + 1:,}, data rank {fullest.data_rank}: {plural(fullest.samples, 'sample')} of "
+        f"{fullest.numbers:,.0f} numbers each, as long as `dataset[{fullest.source_number}]`"
+    )

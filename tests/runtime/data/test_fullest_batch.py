@@ -1,0 +1,86 @@
+"""The fullest micro-batch of a training is that of a walk over all steps, however `collate` makes batches."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from dslc.compiler.ir.program import DataStep
+from dslc.runtime.data.fullest_batch import find_fullest, read_sizes
+from dslc.runtime.data.rank_orders import place_of
+from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
+from dslc.runtime.data.samples import FetchedSamples
+
+Sample = tuple[Tensor, int]
+
+
+def padded(samples: list[Sample]) -> tuple[Tensor, Tensor]:
+    values = torch.nn.utils.rnn.pad_sequence([values for values, _ in samples], batch_first=True)
+    return values, torch.zeros(len(samples))
+
+
+def joined(samples: list[Sample]) -> tuple[Tensor, Tensor]:
+    return torch.cat([values for values, _ in samples]), torch.zeros(len(samples))
+
+
+def ragged(collate: Callable[[list[Sample]], object], count: int) -> FetchedSamples:
+    """Samples of drawn lengths, each another one."""
+    lengths = random.Random(1).sample(range(1, 10 * count), count)
+    return FetchedSamples([(torch.zeros(length), 0) for length in lengths], "job.plt:2", collate=collate)
+
+
+@pytest.mark.parametrize("collate", [padded, joined])
+@pytest.mark.parametrize(
+    ("batch", "ranks", "microbatches", "last", "steps"),
+    [(8, 2, 2, 0, 9), (10, 3, 2, 5, 14), (9, 1, 4, 0, 3), (40, 2, 1, 5, 2)],
+)
+def test_the_fullest_batch_is_found(
+    collate: Callable[[list[Sample]], object], batch: int, ranks: int, microbatches: int, last: int, steps: int
+) -> None:
+    samples = ragged(collate, 45)
+    step = DataStep(
+        source="python",
+        structured=True,
+        train_samples=45,
+        validation_samples=0,
+        split="none",
+        seed=3,
+        shuffle=True,
+        batch=batch,
+        last=last,
+        workers=0,
+    )
+    fullest = find_fullest(step, samples, ranks, microbatches, steps)
+    numbers = {}
+    for number in range(steps):
+        epoch, k = divmod(number, steps_per_epoch(step))
+        for rank in range(ranks):
+            for indices in micro_batches(step, place_of(rank, ranks), microbatches, epoch, k):
+                numbers[number, rank, tuple(indices.tolist())] = samples.batch(indices)[0].numel()
+    number, rank, indices = max(numbers, key=numbers.__getitem__)
+    assert (fullest.step, fullest.data_rank, fullest.samples) == (number, rank, len(indices))
+    assert fullest.numbers * fullest.samples == numbers[number, rank, indices]
+    assert (fullest.read, fullest.steps) == (45, steps)
+    copies = samples.batch(torch.tensor([fullest.example] * fullest.samples))[0].numel()
+    assert copies >= numbers[number, rank, indices], "the account of these copies is no less"
+    assert collate is joined or copies == numbers[number, rank, indices]
+
+
+def test_a_bounded_reading_says_how_many_sizes_are_known() -> None:
+    step = DataStep(
+        source="python",
+        train_samples=200,
+        validation_samples=0,
+        split="none",
+        seed=3,
+        shuffle=True,
+        batch=8,
+        last=0,
+        workers=0,
+    )
+    sizes, known = read_sizes(step, ragged(padded, 200), seconds=0)
+    assert known == int((sizes > 0).sum()) == 64
