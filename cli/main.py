@@ -415,7 +415,7 @@ _COMMANDS = {
         _plan,
     ),
     "data": (
-        "show the lengths, copies and classes of a job's data, and samples that training and validation share",
+        "show the lengths, padding, copies and classes of a job's data, and what training and validation share",
         "dslc data digits.plt --samples 1000",
         _data,
     ),

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from dslc.compiler.graph.constants import data_step
-from dslc.compiler.ir.number_text import byte_text, time_text
+from dslc.compiler.ir.number_text import byte_text, percent_text, time_text
 from dslc.compiler.ir.program import DataStep
 from dslc.compiler.model.job_steps import locate_paths
 from dslc.compiler.rules.analysis import Analysis
@@ -29,13 +29,16 @@ from dslc.jobs.worst_batch import (
     has_uneven_batches,
     peak_bytes,
     price_batch,
+    traced_numbers,
 )
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, CommandFailedError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from dslc.runtime.data.padding import DocumentPacking, Padding
     from dslc.runtime.data.sample_records import Copy, SampleRecords
+    from dslc.runtime.data.samples import Splits
 
 _UNLIMITED = 2**62
 _EXAMPLES = 3  # copies that a line names
@@ -54,7 +57,10 @@ class DataReport:
     data_ranks: int
     records: tuple[SampleRecords, ...]  # of each split, training first
     classes: dict[int, tuple[int, ...]]
-    worst: PricedBatch | None = None  # where the shapes of batches differ by sample
+    worst: PricedBatch | None  # where the shapes of batches differ by sample
+    padding: dict[str, Padding]  # by the name of an order, the job's own first
+    packing: tuple[int, int, float] | None  # sequences, their length, and the share that is empty
+    documents: DocumentPacking | None
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -111,6 +117,7 @@ def _report_on(analysis: Analysis, limit: int) -> DataReport:
 def _read_splits(analysis: Analysis, limit: int) -> DataReport:
     import torch
 
+    from dslc.runtime.data.padding import measure_documents
     from dslc.runtime.data.rank_orders import classes_by_rank
     from dslc.runtime.data.sample_keys import prepare
     from dslc.runtime.data.sample_records import read_records, samples_in
@@ -132,7 +139,50 @@ def _read_splits(analysis: Analysis, limit: int) -> DataReport:
     steps = analysis.workload.steps or step.visited
     classes = classes_by_rank(step, ranks, steps, known) if known else {}
     worst = price_batch(analysis, find_fullest_batch(analysis)) if has_uneven_batches(analysis) else None
-    return DataReport(analysis, step, ranks, tuple(read), classes, worst)
+    return DataReport(
+        analysis=analysis,
+        step=step,
+        data_ranks=ranks,
+        records=tuple(read),
+        classes=classes,
+        worst=worst,
+        padding=_measure_orders(analysis, step, splits, training),
+        packing=_pack(training),
+        documents=measure_documents(step, splits.train),
+    )
+
+
+def _measure_orders(analysis: Analysis, step: DataStep, splits: Splits, training: SampleRecords) -> dict[str, Padding]:
+    """Returns the padding of the job's own order and of another one; nothing if no samples are padded."""
+    from dslc.runtime.data.padding import by_length, measure_padding
+
+    uneven = training.shape is None and training.all_read and step.structured
+    if (not uneven and step.pad is None) or step.stream is not None:
+        return {}
+    shapes = training.shapes if uneven else None
+    layout, steps = analysis.layout, analysis.workload.steps or step.visited
+
+    def measure(order: DataStep) -> Padding | None:
+        return measure_padding(order, splits.train, shapes, layout.sizes["data"], layout.microbatches, steps)
+
+    own = step.sampler.kind if step.sampler is not None else "shuffled" if step.shuffle else "as given"
+    orders = {f"{own} (the job's)": step}
+    if own == "by_length":
+        orders["shuffled"] = replace(step, sampler=None, shuffle=True)
+    elif shapes is not None and step.sampler is None and not step.parts:
+        orders["by_length()"] = by_length(step, shapes)
+    measured = {name: measure(order) for name, order in orders.items()}
+    return {name: padding for name, padding in measured.items() if padding is not None}
+
+
+def _pack(training: SampleRecords) -> tuple[int, int, float] | None:
+    """Returns the sequences into which samples of unequal length would be packed."""
+    from dslc.runtime.data.padding import packed_share
+
+    if training.shape is not None or any(len(shape) != 1 for shape in training.shapes):
+        return None
+    lengths = [shape[0] for shape in training.shapes]
+    return (packed := packed_share(lengths))[0], max(lengths), packed[1]
 
 
 def _advance(bar: Progress, task: object) -> Callable[[int], None]:
@@ -164,6 +214,7 @@ def _as_text(report: DataReport, job: str) -> list[str]:
         *_worst_lines(report),
     ]
     lines += ["", *(f"- {line}" for line in notes)]
+    lines += _padding_lines(report)
     if report.classes:
         lines += ["", *_class_lines(report)]
     return lines
@@ -289,6 +340,53 @@ def _overlap_lines(report: DataReport) -> list[str]:
     ]
 
 
+def _padding_lines(report: DataReport) -> list[str]:
+    """Returns the table of padding by order, and what packing leaves."""
+    lines = []
+    if report.padding:
+        batches = next(iter(report.padding.values())).batches
+        lines += ["", f"padding, in {plural(batches, 'global batch')} of epoch 1:"]
+        head: Row = ("order", "padding", "numbers of a sample", "fullest rank over the mean")
+        rows: list[Row] = [
+            (name, percent_text(each.share), f"{each.numbers:,.1f}", f"{each.fullest:.2f}")
+            for name, each in report.padding.items()
+        ]
+        if (seconds := padding_seconds(report)) is not None:
+            head += ("padding a step",)
+            rows = [(*row, time_text(seconds[row[0]])) for row in rows]
+        lines += _table(rows, head)
+    notes = []
+    if report.packing is not None:
+        sequences, length, share = report.packing
+        packed = f"packed into {plural(sequences, 'sequence')} of {length:,}"
+        notes.append(f"packing: samples {packed}, {percent_text(share)} would be empty")
+    if (packing := report.documents) is not None:
+        notes.append(
+            f"documents: {packing.documents:.3g} in a sequence of {packing.length:,}; {percent_text(packing.cut)} of "
+            f"them go on in the next sequence; {percent_text(packing.masked)} of attention is between documents, and "
+            f"masked; {percent_text(packing.uncounted)} of targets do not count"
+        )
+    return [*lines, *([""] if notes else []), *(f"- {note}" for note in notes)]
+
+
+def padding_seconds(report: DataReport) -> dict[str, float] | None:
+    """Returns the predicted seconds of a step's arithmetic on padding, by order; None without a calibration.
+
+    Arithmetic is in proportion to numbers. A calibration measures usual batches; fitted constants are of the sample
+    that the plan was made with.
+    """
+    estimate = report.analysis.estimate
+    if step_seconds(report.analysis) is None or estimate is None:
+        return None
+    own = next(iter(report.padding.values())).numbers
+    known = own
+    if estimate.source == "fitted" and report.analysis.source.structures is not None:
+        known = traced_numbers(report.analysis)
+    return {
+        name: estimate.arithmetic * each.numbers / max(1, known) * each.share for name, each in report.padding.items()
+    }
+
+
 def _worst_lines(report: DataReport) -> list[str]:
     """Returns the place of the fullest micro-batch, and its predicted memory and time."""
     worst = report.worst
@@ -359,6 +457,10 @@ def _as_json(report: DataReport) -> dict[str, object]:
         "data_ranks": report.data_ranks,
         "splits": splits,
         "overlap": {split: [asdict(copy) for copy in copies] for split, copies in _overlaps(report).items()},
+        "padding": {name: asdict(padding) for name, padding in report.padding.items()},
+        "padding_seconds": padding_seconds(report) if report.padding else None,
+        "packing": dict(zip(("sequences", "length", "empty"), report.packing, strict=True)) if report.packing else None,
+        "documents": asdict(report.documents) if report.documents is not None else None,
         "fullest": _worst_as_json(report),
         "classes": {str(name): list(counts) for name, counts in report.classes.items()},
     }

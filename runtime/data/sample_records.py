@@ -122,7 +122,12 @@ def sample_lengths(shapes: Sequence[Shape]) -> list[int]:
     firsts = [shape[0] if shape else 1 for shape in shapes]
     if len(set(firsts)) > 1 or len(set(shapes)) <= 1:
         return firsts
-    return [int(np.prod(shape)) for shape in shapes]
+    return [numbers_in(shape) for shape in shapes]
+
+
+def numbers_in(shape: Shape) -> int:
+    """Returns the count of numbers in a tensor."""
+    return int(np.prod(shape, dtype=np.int64))
 
 
 def _add(

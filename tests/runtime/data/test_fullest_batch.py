@@ -61,13 +61,13 @@ def test_the_fullest_batch_is_found(
         for rank in range(ranks):
             for indices in micro_batches(step, place_of(rank, ranks), microbatches, epoch, k):
                 numbers[number, rank, tuple(indices.tolist())] = samples.batch(indices)[0].numel()
-    number, rank, indices = max(numbers, key=numbers.__getitem__)
-    assert (fullest.step, fullest.data_rank, fullest.samples) == (number, rank, len(indices))
-    assert fullest.numbers * fullest.samples == numbers[number, rank, indices]
+    (number, rank, members), most = max(numbers.items(), key=lambda item: item[1])
+    assert (fullest.step, fullest.data_rank, fullest.samples) == (number, rank, len(members))
+    assert fullest.numbers * fullest.samples == most
     assert (fullest.read, fullest.steps) == (45, steps)
     copies = samples.batch(torch.tensor([fullest.example] * fullest.samples))[0].numel()
-    assert copies >= numbers[number, rank, indices], "the account of these copies is no less"
-    assert collate is joined or copies == numbers[number, rank, indices]
+    assert copies >= most, "the account of these copies is no less"
+    assert collate is joined or copies == most
 
 
 def test_a_bounded_reading_says_how_many_sizes_are_known() -> None:
