@@ -203,12 +203,12 @@ class _TrainingRun:
 
     def _wrap_loss(self, work: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
         """Returns `work`, which is called with each loss, after which the backward pass begins."""
-        enter = self._enter
+        enter, after = self._enter, Phase.BACKWARD if self._job.pipeline is None else Phase.PASSES
 
         def entered(loss: Tensor) -> None:
             self._losses += 1
             work(loss)
-            enter(position_number(Phase.BACKWARD, self._losses))
+            enter(position_number(after, self._losses))
 
         return entered
 
@@ -228,7 +228,7 @@ class _TrainingRun:
             return self._skip(batch)
         rate = self._begin(batch.epoch)
         self._losses = 0
-        self._enter(Phase.FORWARD)
+        self._enter(Phase.FORWARD if self._job.pipeline is None else Phase.PASSES)
         done = self._order.run(self._work, batch) if self._order.is_due(self._step) else self._work(batch)
         self._enter(Phase.RECORD)
         guard.leave()

@@ -53,11 +53,12 @@ class Phase(IntEnum):
     BEGIN = 6
     FORWARD = 7
     BACKWARD = 8
-    UPDATE = 9
-    RECORD = 10
-    EVALUATION = 11
-    CHECKPOINT = 12
-    END = 13
+    PASSES = 9  # of a stage, which are not one after the other
+    UPDATE = 10
+    RECORD = 11
+    EVALUATION = 12
+    CHECKPOINT = 13
+    END = 14
 
 
 PHASES = {
@@ -70,6 +71,7 @@ PHASES = {
     Phase.BEGIN: "in the hooks at the begin",
     Phase.FORWARD: "in the forward pass",
     Phase.BACKWARD: "in the backward pass",
+    Phase.PASSES: "in the passes",
     Phase.UPDATE: "in the update",
     Phase.RECORD: "recording the loss",
     Phase.EVALUATION: "in the evaluation",

@@ -121,7 +121,7 @@ def _cause(ranks: Sequence[_Rank], several: bool) -> str:
             for rank in running[:_LISTED]
             if rank.details.python
         ]
-        return "; ".join([*behind, *_waiting_text(waiting, several, named=bool(waiting)), *python])
+        return "; ".join([*behind, *_waiting_text(waiting, several, named=_is_one_for_all(waiting)), *python])
     return _mismatch(waiting, several)
 
 
@@ -129,12 +129,15 @@ def _behind_text(rank: _Rank, waiting: Sequence[_Rank], several: bool) -> str:
     """Returns where a rank is that does not wait, in relation to the exchange of those that do."""
     name = _names([rank], several)
     where = f"{rank.place.text()}{_module(rank)}{_in_brackets(rank.line)}"
-    operations = list(dict.fromkeys(other.operation for other in waiting))
-    if len(operations) != 1 or not _takes_all(operations[0]):
+    if not _is_one_for_all(waiting):
         return f"{name} is {where}"
-    if rank.place.progress > max(other.place.progress for other in waiting):
-        return f"{name} is past {operations[0]}, {where}"
-    return f"{name} is before {operations[0]}, {where}"
+    is_past = rank.place.progress > max(other.place.progress for other in waiting)
+    return f"{name} is {'past' if is_past else 'before'} {waiting[0].operation}, {where}"
+
+
+def _is_one_for_all(waiting: Sequence[_Rank]) -> bool:
+    """True if the ranks wait in one exchange, which all must join."""
+    return len({rank.operation for rank in waiting}) == 1 and _takes_all(waiting[0].operation)
 
 
 def _waiting_text(waiting: Sequence[_Rank], several: bool, *, named: bool = False) -> list[str]:
@@ -143,8 +146,8 @@ def _waiting_text(waiting: Sequence[_Rank], several: bool, *, named: bool = Fals
     texts = []
     for operation, members in groups:
         have = "has" if len(members) == 1 else "have"
-        what = "it" if named and len(groups) == 1 and operation else operation or members[0].place.text()
-        texts.append(f"{_names(members, several)} {have} waited in {what}{_duration(members)}")
+        where = f"in {'it' if named else operation}" if operation else members[0].place.text()
+        texts.append(f"{_names(members, several)} {have} waited {where}{_duration(members)}")
     return texts
 
 

@@ -129,6 +129,14 @@ def test_a_rank_in_code_of_the_users_is_behind_those_that_wait() -> None:
         ),
         # A rank ahead of the exchange has left it out.
         (
+            (
+                rank(0, Phase.PASSES, "collective", operation="the exchange of a message"),
+                rank(1, Phase.PASSES, **IN_LOAD),
+            ),
+            "rank 1 is in the passes of step 12 (job.plt:4:3); rank 0 has waited in the exchange of a message "
+            "for 41 s; rank 1's last line of Python is data.py:88, in load",
+        ),
+        (
             (rank(0, Phase.FORWARD, "collective", **GATHER), rank(1, Phase.FORWARD, step=13, **IN_LOAD)),
             "rank 1 is past the all-gather of blocks.7, in the forward pass of step 13",
         ),
@@ -180,7 +188,7 @@ def test_a_file_of_positions_is_read_back_and_a_damaged_one_is_named(tmp_path: P
     ((found,), _) = read_positions(str(tmp_path))
     assert found.ranks[0].details is None and (found.ranks[1].state, found.ranks[1].status) == ("gone", -9)
     path = tmp_path / FOLDER / "rank-0.json"
-    for text in ('{"host": 3}', "[", path.read_text().replace('"phase": 9', '"phase": 99')):
+    for text in ('{"host": 3}', "[", path.read_text().replace(f'"phase": {Phase.UPDATE}', '"phase": 99')):
         path.write_text(text)
         hosts, (fault,) = read_positions(str(tmp_path))
         assert not hosts and fault.startswith(f"{path} cannot be read: ")
