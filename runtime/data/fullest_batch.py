@@ -20,11 +20,10 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep
-from dslc.compiler.placement.shares import piece, pieces
 from dslc.compiler.trace.structures import count_numbers, tensors
 from dslc.runtime.data.rank_orders import place_of
 from dslc.runtime.data.sample_keys import prepare
-from dslc.runtime.data.sampler import batch_samples, micro_batches, permutation, steps_per_epoch
+from dslc.runtime.data.sampler import batch_samples, micro_batches, permutation, sizes_of, steps_per_epoch
 from dslc.runtime.data.samples import Samples, items
 from dslc.runtime.data.splits import source_number
 from dslc.runtime.process.random_numbers import generator, preserve_generators
@@ -134,13 +133,14 @@ def _of_epoch(
     rows = order[: full * step.batch].view(full, step.batch)
     of_rows = sizes[rows]
     for data_rank in range(data_ranks if full else 0):
-        start, stop = piece(step.batch, data_ranks, data_rank)
-        for a, b in pieces(stop - start, max(1, min(microbatches, step.batch // data_ranks))):
-            columns = slice(start + a, start + b)
+        start, _, counts = sizes_of(step, place_of(data_rank, data_ranks), microbatches, 0)
+        for samples in counts:
+            columns = slice(start, start + samples)
             part_sizes = of_rows[:, columns]
-            for kind, totals in enumerate((part_sizes.amax(1) * (b - a), part_sizes.sum(1))):
+            for kind, totals in enumerate((part_sizes.amax(1) * samples, part_sizes.sum(1))):
                 k = int(totals.argmax())
                 yield kind, _Slot(float(totals[k]), first + k, epoch, data_rank, rows[k, columns])
+            start += samples
     if count > full and batch_samples(step, full):
         for data_rank in range(min(data_ranks, step.last)):
             for indices in micro_batches(step, place_of(data_rank, data_ranks), microbatches, epoch, full):

@@ -35,13 +35,24 @@ def ragged(collate: Callable[[list[Sample]], object], count: int) -> FetchedSamp
 
 @pytest.mark.parametrize("collate", [padded, joined])
 @pytest.mark.parametrize(
-    ("batch", "ranks", "microbatches", "last", "steps"),
-    [(8, 2, 2, 0, 9), (10, 3, 2, 5, 14), (9, 1, 4, 0, 3), (40, 2, 1, 5, 2)],
+    ("batch", "shares", "microbatches", "last", "steps"),
+    [
+        (8, (4, 4), 2, 0, 9),
+        (10, (4, 3, 3), 2, 5, 14),
+        (9, (9,), 4, 0, 3),
+        (40, (20, 20), 1, 5, 2),
+        (8, (2, 6), 2, 5, 9),
+    ],
 )
 def test_the_fullest_batch_is_found(
-    collate: Callable[[list[Sample]], object], batch: int, ranks: int, microbatches: int, last: int, steps: int
+    collate: Callable[[list[Sample]], object],
+    batch: int,
+    shares: tuple[int, ...],
+    microbatches: int,
+    last: int,
+    steps: int,
 ) -> None:
-    samples = ragged(collate, 45)
+    samples, ranks = ragged(collate, 45), len(shares)
     step = DataStep(
         source="python",
         structured=True,
@@ -52,6 +63,7 @@ def test_the_fullest_batch_is_found(
         shuffle=True,
         batch=batch,
         last=last,
+        shares=shares if shares == (2, 6) else (),
         workers=0,
     )
     fullest = find_fullest(step, samples, ranks, microbatches, steps)
