@@ -60,7 +60,7 @@ def main(arguments: argparse.Namespace) -> int:
     places = _worlds(context)
     load_result, combinations = load_each(arguments.job, arguments.settings)
     report = Report()
-    options = {**_measurements(arguments), "around": context}
+    options = {**_measurements(arguments), "around": context, "answers": {}}
     jobs = [prepare(combination, report, **options) for combination in combinations if not is_over_limit(report)]
     if not _show_findings(report, places, arguments, rendezvous) or load_result.job is None:
         return JOB_AT_FAULT

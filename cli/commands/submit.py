@@ -23,6 +23,7 @@ from dslc.jobs.check_job import inspect_for_run, is_over_limit, show
 from dslc.jobs.choose_plan import with_choice
 from dslc.jobs.plan_file_input import is_plan_file
 from dslc.jobs.prepare_run import Ready, folders_of, place_ranks, write_run_directory
+from dslc.jobs.worst_batch import check_worst_batches
 from dslc.launching.run_state import Submission, write_submission
 from dslc.launching.slurm_requeue import forget
 from dslc.launching.slurm_script import slurm_script, warning_seconds
@@ -96,6 +97,8 @@ def _ready(load_result: LoadResult, report: Report) -> Ready | None:
     report, where warnings that block a run are errors.
     """
     counts = inspect_for_run(load_result, report, trace=True)
+    if not report.errors:
+        check_worst_batches(counts, report)
     if report.errors or not counts:
         return None
     compilation = compile_plan(counts[min(counts)])  # of an elastic job: the fewest nodes have the most to do each

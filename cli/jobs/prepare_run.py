@@ -37,6 +37,7 @@ from dslc.runtime.process.run_status import begin, broke_off
 from dslc.terminal.version import __version__
 
 if TYPE_CHECKING:
+    from dslc.probe.child import ChildAnswer
     from dslc.runtime.process.failure import Outcome
 
 
@@ -78,11 +79,12 @@ def prepare(
     profile: bool = False,
     trace: bool = False,
     worst_batch: bool = True,
+    answers: dict[str, ChildAnswer] | None = None,
     around: LaunchContext = ALONE,
 ) -> Ready | None:
     """Compiles a job for this machine; returns None with the reasons in the report, where warnings that block a run are
     errors. `profile`: the run records its memory and its collectives; `trace`: the times of some steps; `worst_batch`:
-    the fullest micro-batch of the training has to fit.
+    the fullest micro-batch of the training has to fit. `answers` is passed from one combination of a sweep to the next.
     """
     counts = inspect_for_run(loaded, report, run=True)
     elastic = loaded.job is not None and isinstance(loaded.job.devices.nodes, Range)
@@ -93,7 +95,7 @@ def prepare(
     analysis = counts[max(counts)]
     world = detect_launcher(analysis, report, around, elastic=elastic)
     if worst_batch and not report.errors:
-        check_worst_batches([counts[count] for count in sorted({min(counts), max(counts)})], report)
+        check_worst_batches(counts, report, answers)
     if report.errors:
         return None
     ready = place_ranks(with_choice(loaded, analysis), compile_plan(analysis), TrainMode(profile=profile, trace=trace))

@@ -11,7 +11,7 @@ through, nor steps of the user's own. On CPUs without a declared limit the ranks
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from dslc.dsl.diagnostics import Diagnostic, Report, TooManyErrors
 from dslc.dsl.language.calls import Mixture, PythonCollate
 from dslc.dsl.remedy import join_remedies
 from dslc.dsl.words import plural
-from dslc.probe.child import import_torch_for_children, in_child
+from dslc.probe.child import ChildAnswer, import_torch_for_children, in_child
 from dslc.probe.sample_outputs import open_samples
 from dslc.probe.trace_facts import trace_longest
 
@@ -54,17 +54,24 @@ def has_uneven_batches(analysis: Analysis) -> bool:
     return known and collated and source.shards is None and not isinstance(job.data.source, Mixture)
 
 
-def check_worst_batches(analyses: Collection[Analysis], report: Report) -> None:
-    """Reports the fullest micro-batch of a training if it does not fit, for each count of nodes of an elastic job."""
-    for analysis in analyses:
+def check_worst_batches(
+    counts: Mapping[int, Analysis], report: Report, answers: dict[str, ChildAnswer] | None = None
+) -> None:
+    """Reports the fullest micro-batch of a training if it does not fit, for the fewest and the most nodes of an elastic
+    job. `answers` is passed from one combination of a sweep to the next, which mostly has the same batches.
+    """
+    for analysis in [counts[nodes] for nodes in sorted({min(counts), max(counts)})] if counts else []:
         if not report.errors and has_uneven_batches(analysis):
-            report.extend(_check(analysis))
+            report.extend(_check(analysis, {} if answers is None else answers))
 
 
-def _check(analysis: Analysis) -> list[Diagnostic]:
-    span = analysis.job.data.value_span("collate")
-    import_torch_for_children()
-    answer = in_child(lambda: asdict(find_fullest_batch(analysis)))
+def _check(analysis: Analysis, answers: dict[str, ChildAnswer]) -> list[Diagnostic]:
+    span, layout, steps = analysis.job.data.value_span("collate"), analysis.layout, analysis.workload.steps
+    key = repr((data_step(analysis), layout.sizes["data"], layout.microbatches, steps))
+    if key not in answers:
+        import_torch_for_children()
+        answers[key] = in_child(lambda: asdict(find_fullest_batch(analysis)))
+    answer = answers[key]
     if "made" not in answer:
         where = f" ({answer['where']})" if answer["where"] else ""
         message = f"the longest sample is not known before the training: {answer['error']}{where}"

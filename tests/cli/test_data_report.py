@@ -16,6 +16,7 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
 from dslc.jobs.prepare_run import prepare
 from dslc.main import main
+from dslc.probe.child import ChildAnswer
 from dslc.runtime.data.sample_records import sample_lengths, spread
 
 GOLDEN = TESTS / "cli" / "formats"
@@ -165,6 +166,10 @@ def test_a_planted_long_sample_is_refused_before_the_first_step(
     assert main(["run", "job.plt", *arguments, "--out", str(tmp_path / "run")]) == 1
     hold(capsys.readouterr().err, GOLDEN / "worst_batch.txt")
     assert not (tmp_path / "run").exists()
+    assert main(["plan", "job.plt", "--trace", "--json", *arguments]) == 0
+    (tmp_path / "plan.json").write_text(capsys.readouterr().out)
+    assert main(["run", "plan.json", "--out", str(tmp_path / "run")]) == 1
+    assert "error[E0504]" in capsys.readouterr().err
     assert not found_before_training(job, "memory.limit=400KiB").found  # 338 KiB
     # The training ends before the sample comes, in step 6.
     assert not found_before_training(job, "memory.limit=300KiB", "data.shuffle=false", "train.steps=5").found
@@ -181,8 +186,15 @@ def test_a_planted_long_sample_is_refused_before_the_first_step(
 
 
 def test_a_fault_of_a_sample_is_a_warning_before_the_first_step(tmp_path: Path) -> None:
-    (warning,) = found_before_training(planted(tmp_path, "planted_late_fault", broken="33")).found
-    assert warning.code == "W0506" and "a line without a label" in warning.message
+    job = planted(tmp_path, "planted_late_fault", broken="33")
+    answers: dict[str, ChildAnswer] = {}
+    for rate, words in ((0.1, "a line without a label"), (0.2, "as the combination before")):
+        report = Report()
+        assert prepare(load(str(job), [f"train.optimizer.lr={rate}"]), report, answers=answers) is not None
+        (warning,) = report.found
+        assert warning.code == "W0506" and words in warning.message
+        (answer,) = answers.values()  # which the next combination of a sweep takes
+        answer["error"] = "as the combination before"
 
 
 def test_lengths_and_the_samples_that_are_read() -> None:
