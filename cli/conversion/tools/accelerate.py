@@ -151,8 +151,13 @@ def _read_deepspeed(reader: KeyReader) -> None:
     clip = reader.number(f"{_DEEPSPEED}gradient_clipping")
     if clip:
         reader.put(f"{_DEEPSPEED}gradient_clipping", "train.clip", value_text(clip))
-    else:
-        reader.imply(f"{_DEEPSPEED}gradient_clipping", "0 clips nothing, as by default")
+    elif clip is not None:  # Accelerate passes no 0 on, and DeepSpeed clips by default
+        draft.set("train.clip", "1.0", "deepspeed_config.gradient_clipping")
+        reader.name(
+            f"{_DEEPSPEED}gradient_clipping", "Accelerate passes no 0 on: DeepSpeed clips to 1.0, as the job does"
+        )
+    elif not draft.arguments:  # the Trainer fills in its own
+        reader.default("train.clip", "1.0", "deepspeed_config.gradient_clipping = 1.0")
     for part, least in (("optimizer", 1), ("param", 3)):
         key = f"{_DEEPSPEED}offload_{part}_device"
         device = (reader.text(key) or "none").lower()
