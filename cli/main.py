@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from dslc.terminal.exit_codes import GOOD, TRAINING_FAILED, WRONG_USAGE, CommandFailedError
+from dslc.terminal.exit_codes import GOOD, WRONG_USAGE, CommandFailedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -162,17 +162,30 @@ def _data(made: argparse.ArgumentParser) -> None:
     )
 
 
-def _diff(made: argparse.ArgumentParser) -> None:
-    kinds = "a job, a plan file, a run directory, or a job at a git revision, REV:PATH"
+def _pair_arguments(made: argparse.ArgumentParser, kind: str = "", default: str = "") -> None:
+    kinds = f"a job, a plan file, a run directory, a job at a git revision, REV:PATH{',' * bool(kind)}{kind}"
     made.add_argument("first", metavar="A", help=kinds)
-    made.add_argument("second", metavar="B", nargs="?", help="another one (default: A, with what `--set` says)")
+    made.add_argument("second", metavar="B", nargs="?", help=f"another (default: A, as `--set` says{default})")
     made.add_argument(
         "--set", dest="settings", metavar="PATH=VALUE", action="append", default=[], help=f"{SET_HELP}; in B"
     )
+
+
+def _diff(made: argparse.ArgumentParser) -> None:
+    _pair_arguments(made)
     output = made.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print an object, for machines")
     output.add_argument("--markdown", action="store_true", help="print tables in Markdown, for a pull request")
     _trace_argument(made)
+
+
+def _bisect(made: argparse.ArgumentParser) -> None:
+    _pair_arguments(made, " or a recording", ", or in one process")
+    made.add_argument("--steps", metavar="N", type=int, default=3, help="number of steps (default: 3)")
+    begin = "start both from a checkpoint (default: of two run directories, the last before their losses part)"
+    made.add_argument("--from", dest="checkpoint", metavar="CHECKPOINT", help=begin)
+    made.add_argument("--record", metavar="FILE", help="write a recording of A, to compare on another machine")
+    made.add_argument("--json", action="store_true", help="print an object, for machines")
 
 
 def _render(made: argparse.ArgumentParser) -> None:
@@ -430,6 +443,11 @@ _COMMANDS = {
         "dslc verify gpt_cpu.plt --set parallelism.zero=3",
         _verify,
     ),
+    "bisect": (
+        "train two plans from the same weights; name the first tensor that differs by more than rounding explains",
+        "dslc bisect gpt.plt --set parallelism.tensor=2",
+        _bisect,
+    ),
     "calibrate": (
         "measure the parts of a job's step on this machine, from which plans predict the time of a step",
         "dslc calibrate gpt_cpu.plt -o here.toml",
@@ -545,7 +563,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         screen.drop(sys.stderr)
         return GOOD
     except OSError as error:
-        return _report_system_error(error, command)
+        from dslc.terminal.system_errors import report_system_error
+
+        return report_system_error(error, command, _say)
 
 
 def _parse_arguments(words: Sequence[str]) -> argparse.Namespace | None:
@@ -570,25 +590,6 @@ def _say(text: str) -> None:
         from dslc.runtime.process import screen
 
         screen.drop(sys.stderr)
-
-
-def _report_system_error(error: OSError, command: str) -> int:
-    """Reports an error of the operating system, and returns the exit status. Raises `error` if it has no message."""
-    import errno
-
-    from dslc.dsl.plain import plain
-    from dslc.runtime.process import screen
-    from dslc.terminal.system_errors import in_words, remedy
-
-    streams = [name for name, called in screen.NAMES.items() if error.filename == called]
-    help = "" if streams else remedy(error, command)
-    if error.filename is None and not help:
-        raise error
-    for name in streams:
-        screen.drop(getattr(sys, name))
-    _say(plain(f"dslc: {in_words(error)}") + (f"\nhelp: {help}" if help else ""))
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return TRAINING_FAILED if full and command == "run" else WRONG_USAGE
 
 
 if __name__ == "__main__":

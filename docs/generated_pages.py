@@ -38,6 +38,7 @@ KINDS = {
     "09": "Checkpoints",
     "10": "Plan files",
     "11": "Configurations of other tools",
+    "12": "Comparisons of trainings",
 }
 # The diagrams of the gallery: job, view, caption.
 DIAGRAMS = (

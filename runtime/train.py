@@ -12,6 +12,7 @@ step updates all the same, with a gradient of 0: momentum and weight decay act a
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from dslc.runtime.loop.loss_spikes import LossSpikes
 from dslc.runtime.loop.nonfinite import NonFiniteGuard
 from dslc.runtime.loop.step_sync import StepReduction, is_evaluated, next_wait
 from dslc.runtime.measure import collectives
-from dslc.runtime.measure.observe import Observer
+from dslc.runtime.measure.observe import OBSERVED, Observer
 from dslc.runtime.measure.order_check import OrderCheck
 from dslc.runtime.measure.phases import phase_clock
 from dslc.runtime.measure.position_details import PositionReporter
@@ -50,6 +51,7 @@ from dslc.runtime.process.stop import RunControl
 from dslc.runtime.step import closure_step, custom_step, pipeline_step
 from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.step.stepper import UNSEEN, Between, StepCallbacks, StepResult, per_sample, stepper
+from dslc.runtime.step.tensor_summaries import TensorRecorder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +157,7 @@ class _TrainingRun:
         traced = job.mode == TrainMode(trace=True)
         self._trace = StepTrace(job, place, parts, start.step, run_dir) if traced else None
         self._observer: Observer | None = None
+        self._recorder: TensorRecorder | None = None
         self._work = self._worker(start.step)
         if splits.stream is not None:
             splits.stream.go_to(start.stream, partial(note, run_dir))
@@ -183,6 +186,9 @@ class _TrainingRun:
     def _worker(self, first: int) -> Callable[[StepBatch], StepResult]:
         job, told = self._job, self._told
         between = told.reduce if self._hooks is None else self._hooks.add_after_backward(told.reduce)
+        if job.observation is not None and job.observation.tensors:
+            self._recorder = TensorRecorder(job, self._place, self._parts, os.path.join(self._run_dir, OBSERVED), first)
+            between = self._recorder.wrap_between(between)
         looks = StepCallbacks(
             loss=self._wrap_loss(self._order.loss(self._guard.loss)),
             between=self._wrap_between(self._phases.wrap_between(between)),
@@ -197,6 +203,8 @@ class _TrainingRun:
             work = self._trace.wrap(work)
         if job.observation is None:
             return work
+        if self._recorder is not None:
+            work = self._recorder.wrap(work)
         parts = self._parts
         self._observer = Observer(job, self._place, parts.plain, parts.optimizer, parts.device, self._run_dir, first)
         return self._observer.wrap(work)
@@ -382,6 +390,8 @@ class _TrainingRun:
         self._measure.leave(self._run_dir, self._checkpoints.stalls, list(self._phases.laps))
         if self._observer is not None:
             self._observer.leave()
+        if self._recorder is not None:
+            self._recorder.leave()
         self._test()
         if self._records is not None:
             self._records.close()

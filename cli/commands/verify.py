@@ -7,21 +7,21 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.facts.checkpoint_names import name_of
-from dslc.compiler.ir.program import CheckpointStep, JobProgram, ObserveMode
+from dslc.compiler.ir.program import CheckpointStep, ObserveMode, PrecisionStep
 from dslc.compiler.placement.layout import lay_out
-from dslc.dsl.diagnostics import Diagnostic, Report
+from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.auto_fields import auto_fields
 from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.plain import plain_lines
 from dslc.dsl.words import shorten_list
 from dslc.jobs.check_job import inspect, show
 from dslc.jobs.choose_plan import with_choice
-from dslc.jobs.prepare_run import Ready, launch_quietly, prepare, show_failure
+from dslc.jobs.prepare_run import Ready, prepare
 from dslc.probe.gpus import gpus_here
 from dslc.runs.run_folder import LOCK, FolderInUseError, claim_folder
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, TRAINING_FAILED, CommandFailedError
@@ -32,12 +32,22 @@ from dslc.verification.comparison import (
     TITLES,
     Finding,
     Rounding,
+    RoundingShares,
     Verdict,
     compare,
     compare_plain,
     compare_resumed,
     noisy,
     rounding_of,
+    share_text,
+    shares_of_rounding,
+)
+from dslc.verification.observed_runs import (
+    expected_differences,
+    layout_text,
+    observed_program,
+    train_observed,
+    with_observation,
 )
 from dslc.verification.variants import CannotShrink, observed, one_process, shrink_job
 
@@ -45,17 +55,6 @@ if TYPE_CHECKING:
     from dslc.runtime.measure.observe import Observation
 
 _ORDERS = 3  # other orders of a batch's samples, in which one process is trained to measure float32's rounding
-
-# Warnings of `check` for differences between a plan and one process that are expected.
-_BY_NATURE = {
-    "W0606": "batch statistics are taken over each micro-batch (W0606)",
-    "W0625": "the loss of a sample depends on the others of its batch (W0625)",
-    "W0630": "the ranks agree otherwise than by exact sums of gradients (W0630)",
-    "W0626": "each node compares the samples that it has itself (W0626)",
-    "W0607": "batch statistics are taken on each rank alone (W0607)",
-    "W0641": "each rank draws host random numbers of its own (W0641)",
-    "W0642": "the network mixes the samples of a batch (W0642)",
-}
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -131,11 +130,7 @@ def _both(load_result: LoadResult) -> tuple[Ready, Ready, list[str]]:
             "smaller sizes with --set",
             JOB_AT_FAULT,
         )
-    return plan, single, _by_nature(report)
-
-
-def _by_nature(report: Iterable[Diagnostic]) -> list[str]:
-    return [_BY_NATURE[diagnostic.code] for diagnostic in report if diagnostic.code in _BY_NATURE]
+    return plan, single, expected_differences(report)
 
 
 def _verify(plan: Ready, single: Ready, by_nature: list[str], steps: int, folder: str, *, noise: bool) -> int:
@@ -145,19 +140,22 @@ def _verify(plan: Ready, single: Ready, by_nature: list[str], steps: int, folder
     steps = min(steps, plan.program.steps)
     saved_step = steps // 2
     checkpoint = CheckpointStep(every=saved_step, keep=steps, asynchronous=plan.program.checkpoint.asynchronous)
-    full_program = _observed(plan.program, steps, checkpoint if saved_step and not by_nature else CheckpointStep())
+    full_program = observed_program(
+        plan.program, steps, checkpoint if saved_step and not by_nature else CheckpointStep()
+    )
     print(
         plain_lines(
-            f"{plan.program.file}: {_layout_text(plan)}, against one process, {steps} step{'s' if steps > 1 else ''}"
+            f"{plan.program.file}: {layout_text(plan)}, against one process, {steps} step{'s' if steps > 1 else ''}"
         )
     )
-    under_plan = _train(plan, full_program, os.path.join(folder, "plan"), "under the plan")
-    single_result = under_plan and _train(
-        single, _observed(single.program, steps), os.path.join(folder, "one"), "in one process"
+    under_plan = train_observed(plan, full_program, os.path.join(folder, "plan"), "under the plan")
+    single_result = under_plan and train_observed(
+        single, observed_program(single.program, steps), os.path.join(folder, "one"), "in one process"
     )
     if not under_plan or not single_result:
         return TRAINING_FAILED
     resumed_result: Observation | None = None
+    wide: Verdict | None = None
     rounding: Rounding | None = None
     reruns: list[Observation] = []
     if noise and noisy(single_result) and plan.program.precision.dtype == "float32":
@@ -169,9 +167,9 @@ def _verify(plan: Ready, single: Ready, by_nature: list[str], steps: int, folder
         verdict = compare(plan.program, under_plan, single_result, by_nature, rounding or Rounding(), low=low)
         if verdict.findings[3].status == "holds" and saved_step:
             checkpoint_path = os.path.join(folder, "plan", "checkpoints", name_of(saved_step))
-            resumed_program = _observed(single.program, steps, CheckpointStep(resume=checkpoint_path))
+            resumed_program = observed_program(single.program, steps, CheckpointStep(resume=checkpoint_path))
             description = f"in one process from step {saved_step} on"
-            resumed_result = resumed_result or _train(
+            resumed_result = resumed_result or train_observed(
                 single, resumed_program, os.path.join(folder, "resumed"), description
             )
             if not resumed_result:
@@ -213,10 +211,13 @@ def _verify(plan: Ready, single: Ready, by_nature: list[str], steps: int, folder
             f"{shorten_list([f'`{name}`' for name in low_parameters])} have 16 bits, and the network rounds to them: "
             "differences are allowed as in a training with `precision = bf16`"
         )
-    plain = _held_plain(single, single_result, steps, folder)
+    plain, wide_result = _held_plain(single, single_result, steps, folder)
     if plain is None:
         return TRAINING_FAILED
     verdict.plain = plain
+    if verdict.findings[2].status != "not compared" and not noise:
+        measured = _measured_rounding(single, single_result, wide_result, reruns, steps, folder)
+        _add_shares(verdict, shares_of_rounding(under_plan, single_result, measured), of_rows=verdict is not wide)
     _show(verdict)
     return JOB_AT_FAULT if verdict.broken_invariants or plain.has_violation else GOOD
 
@@ -228,15 +229,15 @@ def _in_float64(plan: Ready, single: Ready, by_nature: list[str], steps: int, fo
         return None  # its stages send float32
     saved_step = steps // 2
     checkpoint = CheckpointStep(every=saved_step, keep=steps) if saved_step and not by_nature else CheckpointStep()
-    single_program = _with_observation(_observed(single.program, steps), exact=True)
-    plan_result = _train(
+    single_program = with_observation(observed_program(single.program, steps), exact=True)
+    plan_result = train_observed(
         plan,
-        _with_observation(_observed(plan.program, steps, checkpoint), exact=True),
+        with_observation(observed_program(plan.program, steps, checkpoint), exact=True),
         os.path.join(folder, "plan in float64"),
         "under the plan, in float64",
         quiet=True,
     )
-    single_result = plan_result and _train(
+    single_result = plan_result and train_observed(
         single, single_program, os.path.join(folder, "one in float64"), "in one process", quiet=True
     )
     if not plan_result or not single_result:
@@ -244,8 +245,10 @@ def _in_float64(plan: Ready, single: Ready, by_nature: list[str], steps: int, fo
     verdict = compare(plan.program, plan_result, single_result, by_nature, exact=True)
     if verdict.findings[3].status == "holds" and saved_step:
         resume_step = CheckpointStep(resume=os.path.join(folder, "plan in float64", "checkpoints", name_of(saved_step)))
-        program = _with_observation(_observed(single.program, steps, resume_step), exact=True)
-        resumed_result = _train(single, program, os.path.join(folder, "resumed in float64"), "resumed", quiet=True)
+        program = with_observation(observed_program(single.program, steps, resume_step), exact=True)
+        resumed_result = train_observed(
+            single, program, os.path.join(folder, "resumed in float64"), "resumed", quiet=True
+        )
         if not resumed_result:
             return None
         compare_resumed(plan.program, resumed_result, single_result, saved_step, verdict, exact=True)
@@ -258,20 +261,23 @@ def _in_float64(plan: Ready, single: Ready, by_nature: list[str], steps: int, fo
     return verdict
 
 
-def _held_plain(single: Ready, single_result: Observation, steps: int, folder: str) -> Finding | None:
-    """Compares the one process with the plain loop, in float64 if the model can be; None if that training fails."""
-
-    program = _observed(single.program, steps)
+def _held_plain(
+    single: Ready, single_result: Observation, steps: int, folder: str
+) -> tuple[Finding | None, Observation | None]:
+    """Compares the one process with the plain loop, in float64 if the model can be; None if that training fails.
+    Returns the training of one process in float64 as well, if there is one.
+    """
+    wide: Observation | None = None
+    program = observed_program(single.program, steps)
     if program.own_step is not None:
-        return Finding(status="not compared", texts=["the step is the job's own, and a plain loop has another"])
+        return Finding(status="not compared", texts=["the step is the job's own, and a plain loop has another"]), None
     if program.precision.level == "O2":
-        return Finding(
-            status="not compared", texts=["at level O2 parameters are kept twice, which a plain loop does not"]
-        )
+        texts = ["at level O2 parameters are kept twice, which a plain loop does not"]
+        return Finding(status="not compared", texts=texts), None
 
     def train(description: str, quiet: bool = False, **changes: Any) -> Observation | None:
-        return _train(
-            single, _with_observation(program, **changes), os.path.join(folder, description), description, quiet=quiet
+        return train_observed(
+            single, with_observation(program, **changes), os.path.join(folder, description), description, quiet=quiet
         )
 
     if program.precision.dtype == "float32":
@@ -280,78 +286,58 @@ def _held_plain(single: Ready, single_result: Observation, steps: int, folder: s
         if wide and plain:
             finding = compare_plain(program, wide, plain, exact=True)
             if not (finding.has_violation and single_result.low_parameters):
-                return finding
+                return finding, wide
     plain = train("plain loop", plain=True)
-    return (
-        compare_plain(program, single_result, plain, exact=False, low=bool(single_result.low_parameters))
-        if plain
-        else None
-    )
+    if plain is None:
+        return None, wide
+    return compare_plain(program, single_result, plain, exact=False, low=bool(single_result.low_parameters)), wide
+
+
+def _add_shares(verdict: Verdict, shares: RoundingShares, *, of_rows: bool) -> None:
+    """Adds shares of rounding to a verdict, whose rows they are, or which was made in float64."""
+    parameter = f"{share_text(shares.parameter)} of what rounding explains (`{shares.name}`)"
+    if of_rows:
+        verdict.shares = shares
+        verdict.notes.append(f"a parameter differs by at most {parameter}")
+    else:
+        losses = share_text(max(shares.losses))
+        verdict.notes.append(f"in float32 a loss differs by at most {losses}, a parameter by {parameter}")
+
+
+def _measured_rounding(
+    single: Ready,
+    single_result: Observation,
+    wide: Observation | None,
+    reruns: Sequence[Observation],
+    steps: int,
+    folder: str,
+) -> Rounding:
+    """Returns the rounding of the one process: its largest distances from a training without, which is in float64, or
+    in float32 for a job in 16 bits, and those of trainings with other orders of samples.
+    """
+    program = observed_program(single.program, steps)
+    if wide is None and program.precision.dtype != "float32":
+        program_wide = replace(program, precision=PrecisionStep())
+        wide = train_observed(single, program_wide, os.path.join(folder, "one in float32"), "in float32", quiet=True)
+    if not reruns:
+        program = with_observation(program, reorder=1)
+        reordered = train_observed(single, program, os.path.join(folder, "reordered"), "in another order", quiet=True)
+        reruns = [reordered] if reordered else []
+    reference = wide or single_result
+    others = [each for each in (single_result, *reruns) if each is not reference]
+    return rounding_of(reference, others, 1.0)
 
 
 def _train_with_other_rounding(single: Ready, steps: int, folder: str) -> list[Observation]:
     """Trains in one process with other roundings: in float64, if the model can be, and in other orders."""
-    program = _observed(single.program, steps)
-    ways = {"in float64": _with_observation(program, exact=True)}
-    ways |= {f"in order {n}": _with_observation(program, reorder=n) for n in range(1, _ORDERS + 1)}
+    program = observed_program(single.program, steps)
+    ways = {"in float64": with_observation(program, exact=True)}
+    ways |= {f"in order {n}": with_observation(program, reorder=n) for n in range(1, _ORDERS + 1)}
     results = (
-        _train(single, way, os.path.join(folder, description), f"in one process, {description}", quiet=True)
+        train_observed(single, way, os.path.join(folder, description), f"in one process, {description}", quiet=True)
         for description, way in ways.items()
     )
     return [result for result in results if result]
-
-
-def _observed(program: JobProgram, steps: int, checkpoint: CheckpointStep | None = None) -> JobProgram:
-    return replace(
-        program,
-        steps=steps,
-        log_every=steps,
-        tensorboard=False,
-        hooks=(),
-        loggers=(),
-        checkpoint=checkpoint or CheckpointStep(),
-    )
-
-
-def _with_observation(program: JobProgram, **changes: Any) -> JobProgram:
-    """Returns a program that is observed in another way."""
-    assert program.observation is not None
-    return replace(program, mode=replace(program.observation, **changes))
-
-
-def _train(
-    ready: Ready, program: JobProgram, folder: str, description: str, *, quiet: bool = False
-) -> Observation | None:
-    """Returns the observations of its ranks; None if the training failed, which is shown unless `quiet`."""
-    from dslc.runtime.measure.observe import Observation
-
-    if sys.stderr.isatty():
-        print(f"trains {description} …", file=sys.stderr)
-    outcome = launch_quietly(program, ready.places, folder)
-    if outcome.failure is None:
-        return Observation(folder, program.world_size)
-    if not quiet:
-        show_failure(outcome, before=f"{description}: ")
-    return None
-
-
-def _layout_text(ready: Ready) -> str:
-    job = ready.compiled.analysis.job
-    ranks, parallelism, sizes = ready.program.world_size, job.parallelism, ready.compiled.analysis.layout.sizes
-    parts = [f"{ranks} rank{'s' if ranks > 1 else ''}"]
-    parts += [f"{axis} {sizes[axis]}" for axis in ("pipeline", "tensor", "context") if sizes[axis] > 1]
-    parts.append(f"zero {parallelism.zero}")
-    if parallelism.replicas > 1:
-        parts.append(f"{parallelism.replicas} replicas")
-    if ready.program.microbatches > 1:
-        parts.append(f"{ready.program.microbatches} micro-batches")
-    if ready.program.recompute.kind != "none":
-        parts.append(f"recompute {ready.program.recompute.kind}")
-    if ready.program.offload:
-        parts.append(f"offload {', '.join(ready.program.offload)}")
-    if ready.program.compiled:
-        parts.append("compiled")
-    return ", ".join([*parts, job.train.precision.word])
 
 
 # ------------------------------------------------------------------------------------------------------- on the screen
@@ -361,11 +347,17 @@ def _show(verdict: Verdict) -> None:
     from rich.table import Table
 
     steps = Table(box=None, pad_edge=False)
-    for column in ("step", "samples", "loss", "one process", "apart", "norm", "one process", "apart"):
+    shares = verdict.shares
+    of_rounding = ("of rounding",) if shares is not None else ()
+    for column in ("step", "samples", *("loss", "one process", "apart"), *of_rounding, "norm", "one process", "apart",
+                   *of_rounding):  # fmt: skip
         steps.add_column(column, justify="right", no_wrap=True)
-    for row in verdict.rows:
-        numbers = (f"{row.losses[0]:.6f}", f"{row.losses[1]:.6f}", _difference_text(row.losses))
-        norms = (f"{row.norms[0]:.6g}", f"{row.norms[1]:.6g}", _difference_text(row.norms))
+    for place, row in enumerate(verdict.rows):
+        numbers = [f"{row.losses[0]:.6f}", f"{row.losses[1]:.6f}", _difference_text(row.losses)]
+        norms = [f"{row.norms[0]:.6g}", f"{row.norms[1]:.6g}", _difference_text(row.norms)]
+        if shares is not None:
+            numbers.append(share_text(shares.losses[place]))
+            norms.append(share_text(shares.norms[place]))
         steps.add_row(str(row.step), str(row.samples), *numbers, *norms)
     output = console()
     output.print(steps)

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
+from collections.abc import Callable
+
+from dslc.dsl.plain import plain
+from dslc.runtime.process import screen
+from dslc.terminal.exit_codes import TRAINING_FAILED, WRONG_USAGE
 
 _FOLDER = "name a folder that can be written with --out"
 _REMEDIES = {
@@ -47,3 +53,16 @@ def _has_folder() -> bool:
     except FileNotFoundError:
         return False
     return True
+
+
+def report_system_error(error: OSError, command: str, say: Callable[[str], None]) -> int:
+    """Reports an error of the operating system, and returns the exit status. Raises `error` if it has no message."""
+    streams = [name for name, called in screen.NAMES.items() if error.filename == called]
+    help = "" if streams else remedy(error, command)
+    if error.filename is None and not help:
+        raise error
+    for name in streams:
+        screen.drop(getattr(sys, name))
+    say(plain(f"dslc: {in_words(error)}") + (f"\nhelp: {help}" if help else ""))
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return TRAINING_FAILED if full and command == "run" else WRONG_USAGE

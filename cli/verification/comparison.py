@@ -105,6 +105,7 @@ class Verdict:
         default_factory=lambda: (Finding(), Finding(), Finding(), Finding())
     )
     plain: Finding = field(default_factory=Finding)
+    shares: RoundingShares | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -154,6 +155,41 @@ def rounding_of(one: Observation, others: Sequence[Observation], times: float = 
         parameters,
         times,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundingShares:
+    """The differences of a plan as shares of what rounding explains: of each step's loss and norm, and the largest of a
+    parameter, with its name.
+    """
+
+    losses: Sequence[float]
+    norms: Sequence[float]
+    parameter: float
+    name: str
+
+
+_LAST_PLACE = 2.0**-24  # half a unit in the last place of float32, relative
+
+
+def shares_of_rounding(plan: Observation, one: Observation, measured: Rounding) -> RoundingShares:
+    """Returns the differences of the plan from the one process as shares of `measured`, which is not multiplied."""
+    rows = _rows(plan, one)
+    losses = [_relative_difference(*row.losses, 1.0) / max(_LAST_PLACE, *measured.losses[: row.step]) for row in rows]
+    norms = [_relative_difference(*row.norms, 0.0) / max(_LAST_PLACE, *measured.norms[: row.step]) for row in rows]
+    parameters = {
+        each.name: each.excess / max(_LAST_PLACE, measured.parameter(each.name))
+        for each in _differences(plan, one, "end", Finding())
+    }
+    name = max(parameters, key=lambda each: parameters[each], default="")
+    return RoundingShares(losses=losses, norms=norms, parameter=parameters.get(name, 0.0), name=name)
+
+
+def share_text(share: float) -> str:
+    """Returns a share of rounding as a percentage, or as a multiple where it is large."""
+    if math.isnan(share) or math.isinf(share):
+        return "any"
+    return f"{share:,.0f}x" if share >= 10 else f"{share:.0%}"
 
 
 EXACT = Tolerance(loss=1e-9, norm=1e-9, parameter=1e-9)  # for two trainings in float64

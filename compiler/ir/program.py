@@ -487,13 +487,14 @@ class ObserveMode(Record):
 
     `exact`: in float64, without a pipeline, to tell a fault from float32's rounding. `reorder`: another order of each
     batch's samples for each number but 0, to measure the same. `noise`: dropout stays on. `plain`: the plain loop
-    trains (runtime/loop/plain_loop.py).
+    trains (runtime/loop/plain_loop.py). `tensors`: the first step whose tensors are summarized, for `dslc bisect`.
     """
 
     exact: bool = False
     reorder: int = 0
     noise: bool = False
     plain: bool = False
+    tensors: int = 0
 
 
 @record

@@ -44,8 +44,9 @@ from dslc.runtime.model.row_order import as_named, is_permuted
 from dslc.runtime.model.tensor_names import named_tensors
 from dslc.runtime.process import random_numbers
 from dslc.runtime.step.stepper import StepResult
+from dslc.runtime.step.tensor_summaries import TensorSummary, read_summaries
 
-_FOLDER = "observed"
+OBSERVED = "observed"  # the folder, in a run directory
 Array = np.ndarray[Any, Any]
 
 
@@ -81,7 +82,7 @@ class Observer:
         self._mode = job.observation
         fixed_axes = {axis: number for axis, number in place.coordinates.items() if axis != "data"}
         self._first, self._leads = not any(fixed_axes.values()), not fixed_axes.get("tensor", 0)
-        self._folder = os.path.join(run_dir, _FOLDER)
+        self._folder = os.path.join(run_dir, OBSERVED)
         self._seen: list[StepObservation] = []
         os.makedirs(self._folder, exist_ok=True)
         if not self._mode.noise and job.draws is None:
@@ -217,7 +218,7 @@ class Observation:
     """The observations that the `ranks` ranks of a training wrote to `run_dir`."""
 
     def __init__(self, run_dir: str, ranks: int) -> None:
-        self._folder = os.path.join(run_dir, _FOLDER)
+        self._folder = os.path.join(run_dir, OBSERVED)
         self.ranks = [self._read_rank(rank) for rank in range(ranks)]
 
     def _read_rank(self, rank: int) -> tuple[StepObservation, ...]:
@@ -229,6 +230,10 @@ class Observation:
     def low_parameters(self) -> tuple[str, ...]:
         """Names of the parameters of 16 bits."""
         return tuple(sorted({name for rank in range(len(self.ranks)) for name in self._file("start", rank).low}))
+
+    def summaries(self, rank: int) -> tuple[list[TensorSummary], Array]:
+        """Returns the summaries of a rank's tensors, and their sums, where the training recorded them."""
+        return read_summaries(self._folder, rank)
 
     def _file(self, moment: str, rank: int) -> _Tensors:
         return _Tensors(_tensor_file(self._folder, moment, rank))

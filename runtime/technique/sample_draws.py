@@ -198,7 +198,9 @@ def is_by_sample(module: nn.Module) -> bool:
 
 
 class SampleDraws:
-    """Enters the passes of a rank's micro-batches; does nothing for a job with torch's random numbers."""
+    """Enters the passes of a rank's micro-batches; does nothing for a job with torch's random numbers, unless its
+    tensors are summarized by sample.
+    """
 
     def __init__(self, job: JobProgram, place: RankPlace) -> None:
         self._job, self._place = job, place
@@ -206,7 +208,8 @@ class SampleDraws:
 
     def begin(self, batch: StepBatch) -> None:
         """Takes up the batch of a step."""
-        if self._job.draws is None:
+        seen = self._job.observation
+        if self._job.draws is None and not (seen is not None and seen.tensors):
             return
         data = self._job.data
         first, _, sizes = sizes_of(data, self._place, self._job.microbatches, batch.number % steps_per_epoch(data))

@@ -34,8 +34,8 @@ HERE = "that is `devices { gpus = 2 }` in the job, or `--set devices.gpus=2`"
         ("--verzion", "did you mean `--version`?"),
         (
             "run job.plt --json",
-            "that is an option of `dslc check`, `dslc plan`, `dslc data`, `dslc diff`, `dslc choose`, `dslc evaluate`, "
-            "`dslc status`, `dslc why` or `dslc doctor`",
+            "that is an option of `dslc check`, `dslc plan`, `dslc data`, `dslc diff`, `dslc bisect`, `dslc choose`, "
+            "`dslc evaluate`, `dslc status`, `dslc why` or `dslc doctor`",
         ),
         ("run job.plt --output_dir x", "`dslc run JOB --out DIR`"),
         ("check job.plt --profile", "`dslc run JOB --profile`"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -122,6 +123,8 @@ def test_sharded_and_recomputed_is_one_process(tmp_path: Path) -> None:
         assert "holds" in line_of(run.stdout, title)
     assert "resumed from the checkpoint of step 2" in line_of(run.stdout, "same state")
     assert "dropout" not in run.stdout, "it stays on, as all ranks draw what one process draws"
+    assert run.stdout.splitlines()[1].split().count("rounding") == 2, "each loss and norm as a share of it"
+    assert re.search(r"note: a parameter differs by at most \d+% of what rounding explains \(`", run.stdout)
     assert not list(tmp_path.glob("runs*")), "nothing is left"
 
 

@@ -1,0 +1,376 @@
+"""`dslc bisect`: trains two plans from the same weights, and names the first tensor by which they part."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from dslc.compiler.facts.checkpoint_names import name_of
+from dslc.compiler.ir.program import CheckpointStep, JobProgram, ObserveMode, PrecisionStep
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.meaning.load import LoadResult, load
+from dslc.dsl.plain import plain, plain_lines
+from dslc.dsl.words import plural
+from dslc.jobs.check_job import show
+from dslc.jobs.plan_file_input import is_plan_file, prepare_plan
+from dslc.jobs.prepare_run import Ready, prepare
+from dslc.jobs.revision import is_revision, load_revision
+from dslc.runtime.checkpoint.files import is_checkpoint
+from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, TRAINING_FAILED, CommandFailedError
+from dslc.terminal.tables import console
+from dslc.verification.bisection import (
+    Bisection,
+    TensorDistance,
+    find_difference,
+    step_rows,
+    tensor_text,
+)
+from dslc.verification.comparison import share_text
+from dslc.verification.observed_runs import (
+    expected_differences,
+    layout_text,
+    observed_program,
+    train_observed,
+)
+from dslc.verification.recordings import (
+    SUFFIX,
+    Recording,
+    RecordingError,
+    TensorKey,
+    is_recording,
+    join_ranks,
+    read_recording,
+    write_recording,
+)
+from dslc.verification.replay_window import ReplayWindow, window_from, window_of_runs
+from dslc.verification.rounding_bounds import TIMES, measure_bounds
+from dslc.verification.variants import observed, one_process
+
+SAME, DIFFERENT = GOOD, JOB_AT_FAULT
+_ORDERS = 2  # other orders of a batch's samples
+_ONE_PROCESS = "one process"
+_Bounds = Mapping[TensorKey, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BisectedSide:
+    """One of the two: a training to be recorded, or a recording with the rounding of its tensors."""
+
+    name: str
+    ready: Ready | None = None
+    by_nature: tuple[str, ...] = ()
+    is_single: bool = False  # the first one's job in one process
+    recording: Recording | None = None
+    bounds: Mapping[TensorKey, float] | None = None
+
+
+def main(arguments: argparse.Namespace) -> int:
+    if arguments.steps < 1:
+        raise CommandFailedError("--steps takes a number of at least 1")
+    if arguments.record:
+        if arguments.second or arguments.json:
+            raise CommandFailedError("--record takes one job, and writes its recording, which may be A or B later")
+        return _record(open_side(arguments.first, arguments.settings), _window(arguments), arguments.record)
+    first = open_side(arguments.first, [])
+    if arguments.second or arguments.settings:
+        second = open_side(arguments.second or arguments.first, arguments.settings)
+    else:
+        second = replace(
+            first, name=f"{first.name} in one process", ready=single_process(first), by_nature=(), is_single=True
+        )
+    window = _window(arguments)
+    with _kept_if_failed() as folder:
+        one, other, result, bounds = _bisect(first, second, window, folder)
+    by_nature = tuple(dict.fromkeys((*first.by_nature, *second.by_nature)))
+    if arguments.json:
+        json.dump(_json(one, other, result, bounds, by_nature), sys.stdout, indent=2)
+        print()
+    else:
+        if window.text:
+            print(plain(window.text))
+        _show(one, other, result, bounds, by_nature)
+    return DIFFERENT if result.text else SAME
+
+
+def _window(arguments: argparse.Namespace) -> ReplayWindow:
+    """Returns the steps that are replayed."""
+    runs = [name for name in (arguments.first, arguments.second) if name and os.path.isdir(name)]
+    if arguments.checkpoint:
+        if not is_checkpoint(arguments.checkpoint):
+            raise CommandFailedError(f"--from takes a checkpoint, such as `{name_of(50)}`")
+        return window_from(arguments.checkpoint, arguments.steps)
+    if len(runs) == 2:
+        return window_of_runs(runs[0], runs[1], arguments.steps)
+    return ReplayWindow(last=arguments.steps)
+
+
+# ------------------------------------------------------------------------------------------------------- the two sides
+
+
+def open_side(name: str, settings: Sequence[str]) -> BisectedSide:
+    """Returns the side of a job, a plan file, a run directory, a job at a revision, or a recording."""
+    shown = " ".join([name, *(f"--set {setting}" for setting in settings)])
+    if is_recording(name):
+        if settings:
+            raise CommandFailedError(f"{name} is a recording, which `--set` cannot change")
+        try:
+            recording, bounds = read_recording(name)
+        except RecordingError as error:
+            _refuse("E1201", str(error), "`dslc bisect JOB --record FILE` makes one, with one version for both sides")
+        return BisectedSide(name=shown, recording=recording, bounds=bounds, by_nature=recording.by_nature)
+    import dslc.runtime.launch  # noqa: F401 - or each child that looks at a user's function would load torch
+
+    path = os.path.join(name, "job.plt") if os.path.isdir(name) else name
+    report = Report()
+    if is_plan_file(path):
+        ready = prepare_plan(path, settings, report)
+    else:
+        loaded = load_revision(path, settings, report) if is_revision(path) else load(path, settings)
+        ready = prepare(_observed(loaded), report) if loaded is not None else None
+    show(report if ready is not None else report.errors)
+    if ready is None:
+        raise CommandFailedError(status=JOB_AT_FAULT)
+    return BisectedSide(name=shown, ready=ready, by_nature=tuple(expected_differences(report)))
+
+
+def _observed(loaded: LoadResult) -> LoadResult:
+    return loaded if loaded.job is None else replace(loaded, job=observed(loaded.job))
+
+
+def single_process(side: BisectedSide) -> Ready:
+    """Returns the job of a side in one process."""
+    if side.ready is None:
+        raise CommandFailedError(f"{side.name} is a recording: name another one to compare it with")
+    job = side.ready.loaded.job
+    assert job is not None
+    report = Report()
+    single = prepare(replace(side.ready.loaded, report=Report(), job=one_process(job)), report)
+    if single is None:
+        show(report.errors)
+        _refuse(
+            "E1202",
+            f"{side.name} cannot run in the one process by which rounding is measured",
+            "take smaller sizes with `--set`, or a machine with more memory",
+        )
+    return single
+
+
+def _refuse(code: str, message: str, remedy: str) -> NoReturn:
+    report = Report()
+    report.add(code, message, None, help=remedy)
+    show(report)
+    raise CommandFailedError(status=JOB_AT_FAULT)
+
+
+# ------------------------------------------------------------------------------------------------------- trainings
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRounding:
+    """The trainings in one process: without rounding, if the model can be, and as the job is."""
+
+    reference: Recording
+    plain: Recording
+    bounds: Mapping[TensorKey, float]
+
+
+class Trainings:
+    """Trains what is compared, and what rounding is measured by, from the same start."""
+
+    def __init__(self, window: ReplayWindow, folder: str) -> None:
+        self._window, self._folder = window, folder
+
+    def record(self, side: BisectedSide, single: Recording) -> Recording:
+        """Returns the recording of a side. Raises CommandFailedError if its training fails, which is shown."""
+        assert side.ready is not None
+        recording = self._train(side.ready, side.name, ObserveMode(tensors=self._window.first), single)
+        if recording is None:
+            raise CommandFailedError(status=TRAINING_FAILED)
+        job = side.ready.program
+        names = {key.name.partition("#")[0] for key in recording.sums}
+        return replace(
+            recording,
+            description=layout_text(side.ready),
+            lines={name: line for name in sorted(names) if (line := _line(job, name))},
+            by_nature=side.by_nature,
+        )
+
+    def measure_rounding(self, single: Ready) -> MeasuredRounding:
+        """Trains in one process, in several ways. Raises CommandFailedError if it fails."""
+        mode = ObserveMode(tensors=self._window.first)
+        plain = self._train(single, _ONE_PROCESS, mode)
+        if plain is None:
+            raise CommandFailedError(status=TRAINING_FAILED)
+        if single.program.precision.dtype == "float32":
+            wide = self._train(single, "float64", replace(mode, exact=True), quiet=True)
+        else:
+            program = replace(single.program, precision=PrecisionStep())
+            wide = self._train(replace(single, program=program), "float32", mode, quiet=True)
+        orders = [
+            self._train(single, f"order {n}", replace(mode, reorder=n), quiet=True) for n in range(1, _ORDERS + 1)
+        ]
+        reference = wide or plain
+        return MeasuredRounding(
+            reference=reference,
+            plain=plain,
+            bounds=measure_bounds(reference, [plain, *(order for order in orders if order is not None)]),
+        )
+
+    def _train(
+        self,
+        ready: Ready,
+        name: str,
+        mode: ObserveMode,
+        single: Recording | None = None,
+        *,
+        quiet: bool = False,
+    ) -> Recording | None:
+        window = self._window
+        checkpoint = CheckpointStep(resume=window.checkpoint) if window.checkpoint else None
+        steps = min(window.last, ready.program.steps)
+        program = observed_program(replace(ready.program, mode=mode), steps, checkpoint)
+        folder = tempfile.mkdtemp(dir=self._folder)
+        seen = train_observed(ready, program, folder, name, quiet=quiet)
+        if seen is None:
+            return None
+        return replace(join_ranks(name, seen, single), precision=ready.program.precision.dtype)
+
+
+def _line(job: JobProgram, name: str) -> str:
+    from dslc.runtime.process.failure import line_of_module
+
+    return line_of_module(job, name)
+
+
+def _record(side: BisectedSide, window: ReplayWindow, path: str) -> int:
+    if not path.endswith(SUFFIX):
+        raise CommandFailedError(f"--record takes a file whose name ends in {SUFFIX}")
+    with _kept_if_failed() as folder:
+        trainings = Trainings(window, folder)
+        rounding = trainings.measure_rounding(single_process(side))
+        recording = trainings.record(side, rounding.plain)
+        write_recording(path, recording, rounding.bounds)
+    print(plain(f"{path}: {plural(len(recording.sums), 'tensor')} of {plural(len(recording.steps), 'step')}"))
+    return GOOD
+
+
+@contextlib.contextmanager
+def _kept_if_failed() -> Iterator[str]:
+    """Makes a folder, which stays if an error ends the context: its logs are to be read."""
+    folder = tempfile.mkdtemp(prefix="dslc-bisect-")
+    yield folder
+    shutil.rmtree(folder)
+
+
+def _bisect(
+    first: BisectedSide, second: BisectedSide, window: ReplayWindow, folder: str
+) -> tuple[Recording, Recording, Bisection, _Bounds]:
+    """Trains what is no recording, and compares. A recording has the rounding of its tensors with it."""
+    trainings = Trainings(window, folder)
+    recorded = next((side.recording for side in (first, second) if side.recording is not None), None)
+    rounding = trainings.measure_rounding(single_process(first)) if recorded is None else None
+    single = recorded or (rounding.plain if rounding is not None else None)
+    assert single is not None
+    recordings: list[Recording] = []
+    for side in (first, second):
+        if side.recording is not None:
+            recordings.append(side.recording)
+        elif side.is_single and rounding is not None:
+            recordings.append(replace(rounding.plain, name=side.name, description=_ONE_PROCESS))
+        else:
+            recordings.append(trainings.record(side, single))
+    bounds: dict[TensorKey, float] = dict(rounding.bounds) if rounding is not None else {}
+    for measured in (first.bounds, second.bounds):
+        for key, bound in (measured or {}).items():
+            bounds[key] = max(bound, bounds.get(key, 0.0))
+    reference = rounding.reference if rounding is not None else None
+    return recordings[0], recordings[1], find_difference(recordings[0], recordings[1], bounds, reference), bounds
+
+
+# ------------------------------------------------------------------------------------------------------- on the screen
+
+
+def _show(one: Recording, other: Recording, result: Bisection, bounds: _Bounds, by_nature: Sequence[str]) -> None:
+    from rich.table import Table
+
+    output = console()
+    for letter, recording in (("A", one), ("B", other)):
+        output.print(plain(f"{letter}  {recording.name}: {recording.description}"), markup=False)
+    output.print()
+    table = Table(box=None, pad_edge=False)
+    for column in ("step", "loss of A", "loss of B", "apart", "of rounding", "norm apart", "of rounding"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for step, losses, loss, gradient in step_rows(one, other, bounds):
+        table.add_row(
+            str(step),
+            *(f"{value:.6f}" for value in losses),
+            f"{loss.distance:.1e}",
+            share_text(loss.share),
+            f"{gradient.distance:.1e}",
+            share_text(gradient.share),
+        )
+    output.print(table)
+    output.print()
+    for line in _lines(result):
+        output.print(plain_lines(line), markup=False)
+    for reason in by_nature:
+        output.print(plain(f"note: they are expected to differ: {reason}"), markup=False)
+
+
+def _lines(result: Bisection) -> list[str]:
+    if not result.text:
+        most = result.largest
+        lines = [f"no difference that rounding does not explain, in {plural(len(result.compared), 'tensor')}"]
+        if most is not None:
+            place = f"{tensor_text(most.key)} in step {most.key.step}"
+            lines.append(f"  the largest is {share_text(most.share)} of the rounding: {place}")
+    else:
+        line = f" ({result.line})" if result.line else ""
+        lines = [f"they part at step {result.step}, at {result.text}{line}"]
+        lines += [f"  {detail}" for detail in result.details]
+    if result.missing:
+        lines.append(f"  {plural(len(result.missing), 'tensor')} of one alone, or in other parts, not compared")
+    return lines
+
+
+def _json(one: Recording, other: Recording, result: Bisection, bounds: _Bounds, by_nature: Sequence[str]) -> object:
+    first, most = result.first, result.largest
+    return {
+        "a": {"name": one.name, "plan": one.description},
+        "b": {"name": other.name, "plan": other.description},
+        "same": not result.text,
+        "step": result.step or None,
+        "at": result.text,
+        "line": result.line,
+        "details": result.details,
+        "tensor": _distance_json(first),
+        "largest": _distance_json(most),
+        "limit": TIMES,
+        "compared": len(result.compared),
+        "missing": len(result.missing),
+        "expected": list(by_nature),
+        "steps": [
+            {"step": step, "losses": losses, "loss_share": _finite(loss.share), "norm_share": _finite(gradient.share)}
+            for step, losses, loss, gradient in step_rows(one, other, bounds)
+        ],
+    }
+
+
+def _distance_json(apart: TensorDistance | None) -> object:
+    if apart is None:
+        return None
+    numbers = {name: _finite(getattr(apart, name)) for name in ("distance", "relative", "share")}
+    return {"kind": apart.key.kind, "name": apart.key.name, "step": apart.key.step, **numbers}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

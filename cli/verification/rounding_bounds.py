@@ -1,0 +1,79 @@
+"""Measures what rounding does to each tensor of a training: the distance that other orders of the same sums explain.
+
+Model: one process trains several times: in float64 (in float32 where the job computes in 16 bits), which is the
+reference; in the job's precision; and with the samples of each batch in other orders. The rounding of a tensor is the
+largest distance of these from the reference, or from the first where the model cannot be float64. It is at least half a
+unit in the last place of the tensor's numbers, as each of them is rounded when it is stored.
+
+A loss and a norm are one number, which may be exact by chance. Their rounding is at least that of what they are made
+of: the largest relative rounding of an output, times the loss; the rounding of all gradients together. A tensor of
+fewer than `FEW` numbers has at least the median relative rounding of the tensors of its kind in its step.
+
+A difference is a share of the rounding. One that is more than `TIMES` of it has another cause: a plan sums in orders,
+and in pieces, that the measured ones do not have.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+from dslc.verification.comparison import ROUNDING
+from dslc.verification.recordings import GRADIENT, LOSS, NORM, OUTPUT, STATE, Recording, TensorKey
+
+TIMES = ROUNDING
+FEW = 32
+_LAST_PLACE = {"float32": 2.0**-24, "bfloat16": 2.0**-9, "float16": 2.0**-12}  # half of one, relative
+
+
+def distance(one: Recording, other: Recording, key: TensorKey) -> float:
+    """Returns the distance between two recordings of a tensor; infinite if other numbers of it are not finite."""
+    if one.numbers[key][1] != other.numbers[key][1]:
+        return math.inf
+    return math.dist(one.sums[key], other.sums[key])
+
+
+def norm(recording: Recording, key: TensorKey) -> float:
+    return math.hypot(*recording.sums[key])
+
+
+def measure_bounds(reference: Recording, trainings: Sequence[Recording]) -> dict[TensorKey, float]:
+    """Returns the rounding of each tensor of the reference."""
+    (first, *_) = trainings
+    last_place = _LAST_PLACE[first.precision]
+    bounds: dict[TensorKey, float] = {}
+    for key in reference.sums:
+        distances = [distance(training, reference, key) for training in trainings if key in training.sums]
+        finite = [each for each in distances if math.isfinite(each)]
+        stored = _LAST_PLACE["float32"] if key.kind in (GRADIENT, STATE) else last_place
+        bounds[key] = max([stored * norm(reference, key), *finite])
+    for step in dict.fromkeys(key.step for key in bounds):
+        _raise_chance_bounds(reference, bounds, step)
+    return bounds
+
+
+def _raise_chance_bounds(reference: Recording, bounds: dict[TensorKey, float], step: int) -> None:
+    """Raises the bounds of tensors of few numbers, which may be exact by chance, in place."""
+    keys = reference.keys_of(step)
+    for kind in (OUTPUT, GRADIENT, STATE):
+        relative = _relative([key for key in keys if key.kind == kind], reference, bounds)
+        if relative:
+            typical = statistics.median(relative.values())
+            for key in relative:
+                if reference.numbers[key][0] < FEW:
+                    bounds[key] = max(bounds[key], typical * norm(reference, key))
+    outputs = _relative([key for key in keys if key.kind == OUTPUT], reference, bounds)
+    for key in keys:
+        if key.kind == LOSS:
+            bounds[key] = max(bounds[key], max(outputs.values(), default=0.0) * norm(reference, key))
+        elif key.kind == NORM:
+            gradients = [bounds[each] for each in keys if each.kind == GRADIENT]
+            bounds[key] = max(bounds[key], math.sqrt(sum(each**2 for each in gradients)))
+
+
+def _relative(
+    keys: Sequence[TensorKey], reference: Recording, bounds: Mapping[TensorKey, float]
+) -> dict[TensorKey, float]:
+    norms = {key: norm(reference, key) for key in keys}
+    return {key: bounds[key] / size for key, size in norms.items() if size > 0}

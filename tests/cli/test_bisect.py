@@ -1,0 +1,354 @@
+"""`dslc bisect`: two plans that train alike have no difference but rounding; what parts them is named."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.commands import dslc
+from helpers.job_texts import job_text
+from helpers.paths import HELPERS
+from helpers.planted_faults import DIFFERENT_COPIES, FAULTS
+
+from dslc.runtime.step.tensor_summaries import summarize
+from dslc.verification.bisection import find_difference
+from dslc.verification.recordings import (
+    CopyDistance,
+    RecordedStep,
+    Recording,
+    TensorKey,
+    read_recording,
+    write_recording,
+)
+from dslc.verification.rounding_bounds import measure_bounds
+
+GPT = job_text(
+    model={"network": "gpt(layers = 2, width = 32, heads = 2, context = 16, vocab = 256, tie = true, dropout = 0.1)"},
+    data={"source": "stdlib()", "batch": 16},
+    devices={"cpus": 2},
+    train={"steps": 20, "optimizer": "adamw(lr = 1e-3)", "clip": "1.0"},
+    log=None,
+)
+LAYERS = job_text(
+    model={"network": "[flatten(), linear(32), relu(), linear(16), relu(), linear(10)]"},
+    data={"source": "digits()", "batch": 48},
+    devices={"cpus": 2},
+    train={"steps": 20, "optimizer": "sgd(lr = 0.1, momentum = 0.9)"},
+    log=None,
+)
+
+
+def bisect(folder: Path, *arguments: str, fault: str = "") -> dict[str, Any]:
+    """Compares in a folder, with a fault planted; arguments with a `=` are settings."""
+    words = (word for each in arguments for word in (("--set", each) if re.match(r"[a-z.]+=", each) else (each,)))
+    run = dslc("bisect", *words, "--json", cwd=folder, env={**os.environ, "DSLC_FAULT": fault})
+    assert run.returncode in (0, 1), run.stdout + run.stderr
+    result: dict[str, Any] = json.loads(run.stdout)
+    assert result["same"] == (run.returncode == 0)
+    return result
+
+
+def record(folder: Path, text: str) -> Path:
+    """Writes a job and a recording of two steps of it; returns the folder."""
+    shutil.copy(HELPERS / "planted_faults.py", folder)
+    (folder / "job.plt").write_text(text)
+    run = dslc("bisect", "job.plt", "--steps=2", "--record", "a.recording", cwd=folder)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert re.fullmatch(r"a\.recording: \d+ tensors of 2 steps\n", run.stdout)
+    return folder
+
+
+# ------------------------------------------------------------------------------------------------------ the summaries
+
+
+def test_the_summary_of_a_tensor_is_the_sum_of_its_parts() -> None:
+    whole = torch.randn(6, 5, 4, generator=torch.Generator().manual_seed(0))
+    full = (slice(0, 6), slice(0, 5), slice(0, 4))
+    sums, nonfinite = summarize(whole, full, (6, 5, 4))
+    parts = [(slice(0, 2), *full[1:]), (slice(2, 6), slice(0, 3), full[2]), (slice(2, 6), slice(3, 5), full[2])]
+    added = torch.stack([summarize(whole[part], part, (6, 5, 4))[0] for part in parts]).sum(0)
+    torch.testing.assert_close(added, sums, rtol=0, atol=1e-12)
+    assert int(nonfinite) == 0
+    moved, _ = summarize(whole.flip(0), full, (6, 5, 4))
+    assert (moved - sums).norm() > 1, "numbers that change places show"
+    whole[3, 1, 2] = math.nan
+    assert int(summarize(whole, full, (6, 5, 4))[1]) == 1
+
+
+def test_the_norm_of_a_difference_is_estimated() -> None:
+    random = torch.Generator().manual_seed(0)
+    one = torch.randn(300, 40, generator=random)
+    apart = 1e-3 * torch.randn(300, 40, generator=random)
+    part = (slice(0, 300), slice(0, 40))
+    first, second = (summarize(each, part, (300, 40))[0] for each in (one, one + apart))
+    assert float((second - first).norm()) == pytest.approx(float(apart.norm()), rel=0.2)
+    scalar, _ = summarize(torch.tensor(2.5), (), ())
+    assert float(scalar.norm()) == 2.5
+
+
+# ------------------------------------------------------------------------------------------------------- comparisons
+
+
+def key(kind: str, name: str = "", step: int = 1) -> TensorKey:
+    return TensorKey(step=step, kind=kind, name=name)
+
+
+KEYS = [
+    key(kind, name, step)
+    for step in (1, 2)
+    for kind, names in (("output", "ab"), ("loss", ("",)), ("gradient", "ba"), ("norm", ("",)), ("state", "ab"))
+    for name in names
+]
+
+
+def recording(**changes: float) -> Recording:
+    """Returns a recording of two steps; `output_b=1e-3` moves one tensor of the second step by as much."""
+    random = np.random.default_rng(0)
+    made = Recording(name="made", description="1 rank", lines={"b": "job.plt:2:3"})
+    for step in (1, 2):
+        made.steps.append(RecordedStep(step=step, samples=(1, 2), digests=("x", "y"), lr=0.1, number=2.0))
+    for each in KEYS:
+        size = 1 if each.kind in ("loss", "norm") else 256
+        made.sums[each] = random.normal(size=size)
+        made.numbers[each] = size, 0
+    for change, factor in changes.items():
+        kind, _, name = change.partition("_")
+        moved = made.sums[key(kind, name, 2)]
+        moved += factor * np.abs(moved)
+    return made
+
+
+def noisy(seed: int) -> Recording:
+    random, made = np.random.default_rng(seed), recording()
+    for sums in made.sums.values():
+        sums += 1e-7 * random.normal(size=sums.shape)
+    return made
+
+
+BOUNDS = measure_bounds(recording(), [noisy(1), noisy(2)])
+
+
+def test_rounding_is_no_difference() -> None:
+    result = find_difference(noisy(3), noisy(4), BOUNDS, recording())
+    assert not result.text and len(result.compared) == len(KEYS) and not result.missing
+    assert result.largest is not None and 0.1 < result.largest.share < 3
+
+
+def test_a_number_that_was_exact_by_chance_is_allowed_what_it_is_made_of_rounds() -> None:
+    exact = noisy(1)
+    exact.sums[key("loss")] = recording().sums[key("loss")]
+    bounds = measure_bounds(recording(), [exact])
+    largest = max(bounds[key("output", name)] / np.linalg.norm(recording().sums[key("output", name)]) for name in "ab")
+    assert bounds[key("loss")] == pytest.approx(largest * abs(recording().sums[key("loss")][0]))
+    assert bounds[key("norm")] >= math.hypot(*(bounds[key("gradient", name)] for name in "ab"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text", "line"),
+    [
+        ({"output_b": 1e-4, "gradient_a": 1e-2, "loss_": 1.0}, "the output of `b`", "job.plt:2:3"),
+        ({"gradient_a": 1e-4, "state_b": 1.0}, "the gradient of `a`", ""),
+        ({"loss_": 1e-4}, "the loss", ""),
+        ({"norm_": 1e-4, "state_a": 1.0}, "the norm of the gradient", ""),
+        ({"state_b": 1e-4}, "`b` after the update", "job.plt:2:3"),
+    ],
+)
+def test_the_first_tensor_is_named(changes: dict[str, float], text: str, line: str) -> None:
+    result = find_difference(noisy(3), recording(**changes), BOUNDS, recording())
+    assert (result.text, result.step, result.line) == (text, 2, line)
+    assert result.first is not None and result.first.share > 100
+    assert any("B is the one that differs" in detail for detail in result.details)
+    before = next(n for n, each in enumerate(KEYS) if each == result.first.key)
+    assert f"{before} tensors before it agree" in result.details
+
+
+def test_what_a_step_begins_with_comes_first() -> None:
+    one, other = recording(), recording(output_b=1.0)
+    steps = other.steps[1]
+    for change, text in (
+        ({"samples": (1, 3)}, "the samples: A alone has 2; B alone has 3"),
+        ({"samples": (1, 1)}, "the samples: A alone has 2"),
+        ({"digests": ("x", "z")}, "the numbers of the samples 2: the data give others for the same index"),
+        ({"number": 3.0}, "the divisor of the losses: 2 in A and 3 in B"),
+    ):
+        other.steps[1] = replace(steps, **change)
+        result = find_difference(one, other, BOUNDS)
+        assert (result.text, result.step) == (text, 2)
+    other = recording(state_a=1.0)
+    other.steps[1] = replace(steps, lr=0.2)
+    assert find_difference(one, other, BOUNDS).text == "the learning rate: 0.1 in A and 0.2 in B"
+
+
+def test_copies_nonfinite_numbers_and_missing_tensors() -> None:
+    one, other = recording(), recording()
+    other.copies[key("state", "b")] = CopyDistance(rank=3, reference=0, distance=0.5)
+    result = find_difference(one, other, BOUNDS)
+    assert result.text == "`b` after the update within B: rank 3's copy is 0.5 away from rank 0's"
+    assert (result.step, result.line) == (1, "job.plt:2:3")
+    other = recording()
+    other.numbers[key("gradient", "b", 2)] = 256, 7
+    result = find_difference(one, other, BOUNDS)
+    assert result.text == "the gradient of `b`"
+    assert "0 of its numbers are not finite in A, 7 in B" in result.details
+    other = recording(output_a=1.0)
+    del other.sums[key("output", "a", 2)]
+    other.numbers[key("output", "b", 1)] = 255, 0
+    assert find_difference(one, other, BOUNDS).missing == [key("output", "b", 1), key("output", "a", 2)]
+
+
+def test_a_file_holds_a_recording(tmp_path: Path) -> None:
+    made = noisy(1)
+    made.copies[key("state", "b")] = CopyDistance(rank=3, reference=0, distance=0.5)
+    path = str(tmp_path / "a.recording")
+    write_recording(path, made, BOUNDS)
+    read, bounds = read_recording(path)
+    assert bounds == BOUNDS and list(read.sums) == KEYS
+    assert all(np.array_equal(read.sums[each], made.sums[each]) for each in KEYS)
+    assert (read.steps, read.numbers, read.copies, read.lines) == (made.steps, made.numbers, made.copies, made.lines)
+    (tmp_path / "b.recording").write_text("{}")
+    run = dslc("bisect", "a.recording", "b.recording", cwd=tmp_path)
+    assert run.returncode == 1 and "error[E1201]: b.recording is no recording: " in run.stderr
+    run = dslc("bisect", "a.recording", "a.recording", cwd=tmp_path)
+    assert run.returncode == 1, "a copy differs"
+    assert "they part at step 1, at `b` after the update within A: rank 3's copy is 0.5 away" in run.stdout
+    made.copies.clear()
+    write_recording(path, made, BOUNDS)
+    run = dslc("bisect", "a.recording", "a.recording", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert "no difference that rounding does not explain, in 16 tensors" in run.stdout
+
+
+# ------------------------------------------------------------------------------------------------------- real trainings
+
+
+@pytest.fixture(scope="module")
+def recorded_gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("gpt"), GPT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("parallelism.tensor=2",),
+        ("parallelism.context=2",),
+        ("parallelism.pipeline=2", "parallelism.microbatches=2"),
+        ("parallelism.tensor=2", "parallelism.data=2", "devices.cpus=4", "parallelism.zero=3"),
+        ("memory.recompute=full", "parallelism.zero=3"),
+        ("parallelism.zero=2", "parallelism.microbatches=4"),
+    ],
+    ids=" ".join,
+)
+def test_each_axis_differs_by_rounding_alone(recorded_gpt: Path, settings: tuple[str, ...]) -> None:
+    result = bisect(recorded_gpt, "a.recording", "job.plt", *settings, "--steps=2")
+    assert result["same"], result
+    assert result["compared"] > 150 and result["missing"] < 10
+    assert result["largest"]["share"] < result["limit"] == 10
+
+
+@pytest.mark.slow
+def test_a_plan_in_16_bits_and_one_process(tmp_path: Path) -> None:
+    (tmp_path / "job.plt").write_text(GPT.replace("train {", "train {\n  precision = bf16"))
+    result = bisect(tmp_path, "job.plt", "--steps=2")
+    assert result["same"], result
+    assert result["b"] == {"name": "job.plt in one process", "plan": "one process"}
+    assert 0 < result["largest"]["share"] < 10 and result["compared"] > 150
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("setting", "at"),
+    [
+        ("train.optimizer.weight_decay=1e-4", "`1.weight` after the update"),
+        ("train.clip=1e-3", "`1.weight` after the update"),
+        ("train.optimizer.lr=0.100001", "the learning rate: 0.1 in A and 0.100001 in B"),
+        ("train.seed=7", "the samples: "),
+        ("model.network=[flatten(), linear(32), gelu(), linear(16), relu(), linear(10)]", "the output of `2`"),
+    ],
+)
+def test_two_jobs_part_where_they_differ(tmp_path: Path, setting: str, at: str) -> None:
+    (tmp_path / "job.plt").write_text(LAYERS)
+    result = bisect(tmp_path, "job.plt", setting, "--steps=1")
+    assert not result["same"] and result["step"] == 1
+    assert result["at"].startswith(at), result
+
+
+@pytest.mark.slow
+def test_two_runs_are_replayed_from_the_last_checkpoint_before_they_part(tmp_path: Path) -> None:
+    """The second has another learning rate from step 6 on."""
+    (tmp_path / "rates.py").write_text("def factor(step, steps, late):\n    return 1.0 if step < 5 else late\n")
+    schedule = 'train.lr_schedule=python("rates:factor", late = {})'
+    (tmp_path / "job.plt").write_text(LAYERS)
+    for name, late in (("one", 1.0), ("two", 1.5)):
+        settings = ("checkpoint.every=2 steps", "checkpoint.keep=9", "log.every=1 step", "train.steps=8")
+        words = (word for each in (schedule.format(late), *settings) for word in ("--set", each))
+        run = dslc("run", "job.plt", *words, "--out", name, cwd=tmp_path)
+        assert run.returncode == 0, run.stdout + run.stderr
+    run = dslc("bisect", "one", "two", cwd=tmp_path)
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert (
+        "the logged losses part at step 7, and agree up to step 6: both are replayed from the checkpoint of step 4"
+        in (run.stdout)
+    )
+    assert "they part at step 6, at the learning rate: 0.1 in A and 0.15 in B" in run.stdout
+
+
+# ----------------------------------------------------------------------------------------------------- planted faults
+
+FAULTY = job_text(
+    model={"network": 'python("planted_faults:net")'},
+    data={"source": 'python("planted_faults:data")', "batch": 24},
+    devices={"cpus": 2},
+    parallelism={"microbatches": 2},
+    train={
+        "steps": 10,
+        "optimizer": "adamw(lr = 1e-2)",
+        "no_decay": '["*.bias"]',
+        "lr_schedule": "warmup_cosine(warmup = 3 steps)",
+        "clip": "0.1",
+    },
+    log=None,
+)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return record(tmp_path_factory.mktemp("faults"), FAULTY)
+
+
+def test_a_planted_fault_is_named_and_another_plan_is_none(recorded: Path) -> None:
+    result = bisect(recorded, "a.recording", "job.plt", "--steps=1", fault="a wrong backward pass")
+    assert (result["at"], result["step"], result["line"]) == ("the gradient of `norm.bias`", 1, "job.plt:3:13")
+    assert result["tensor"]["share"] > 10 > 2 > result["steps"][0]["loss_share"]
+    result = bisect(recorded, "a.recording", "job.plt", "parallelism.zero=3", "--steps=1")
+    assert result["same"] and result["compared"] == 20 and result["missing"] == 0, result
+    assert result["largest"]["share"] < 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_of_sixteen_planted_faults_is_named(recorded: Path, fault: str) -> None:
+    """By `bisect`, or by the comparison of copies."""
+    if FAULTS[fault][1] == DIFFERENT_COPIES:
+        run = dslc("bisect", "a.recording", "job.plt", cwd=recorded, env={**os.environ, "DSLC_FAULT": fault})
+        assert run.returncode == 3 and DIFFERENT_COPIES in run.stderr, run.stderr
+        return
+    result = bisect(recorded, "a.recording", "job.plt", "--steps=2", fault=fault)
+    assert not result["same"] and re.match(FAULTS[fault][1], result["at"]), result
+    assert result["step"] == (2 if fault == "a forgotten moment" else 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [(), ("parallelism.microbatches=3",), ("devices.cpus=3",)], ids=" ".join)
+def test_without_a_fault_another_plan_is_the_same(recorded: Path, settings: tuple[str, ...]) -> None:
+    result = bisect(recorded, "a.recording", "job.plt", *settings, "--steps=2")
+    assert result["same"] and result["compared"] == 40, result
