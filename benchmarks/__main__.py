@@ -393,6 +393,13 @@ def bench_plans(pairs: int) -> None:
     write_measured()
 
 
+def bench_fits(pairs: int) -> None:
+    """Trains what constants of `dslc calibrate` are to predict, and writes a table of docs/step-time.md."""
+    from benchmarks import fitted_steps
+
+    fitted_steps.main(seconds=3600)
+
+
 def bench_choose(pairs: int) -> None:
     """Searches plans for Llama on 8 to 512 GPUs; writes the table of docs/choosing.md."""
     from benchmarks import choosing
@@ -471,6 +478,7 @@ BENCHMARKS: dict[str, Callable[[int], None]] = {
     "choose": bench_choose,
     "keystrokes": bench_keystrokes,
     "plans": bench_plans,
+    "fits": bench_fits,
 }
 ON_A_GPU: dict[str, Callable[[int], None]] = {"gpt2": bench_gpt2, "memory": bench_memory}
 AS_ROOT: dict[str, Callable[[int], None]] = {

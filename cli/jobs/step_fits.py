@@ -16,7 +16,7 @@ from dslc.compiler.facts.user_calibrations import this_machine
 from dslc.compiler.ir.program import TrainMode
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.meaning.load import load_text
+from dslc.dsl.meaning.load import LoadResult, load_text
 from dslc.jobs.check_job import inspect
 from dslc.jobs.plan_file_input import job_of, open_plan
 from dslc.jobs.prepare_run import launch_quietly, prepare
@@ -36,7 +36,7 @@ devices {{
   cpus = {processes}
 }}
 parallelism {{
-  zero = {zero}
+  {parallelism}
 }}
 train {{
   steps     = 24
@@ -51,20 +51,54 @@ _CONVOLUTIONS = (
     "[conv2d({0}, padding = 1), batch_norm(sync = false), relu(), max_pool2d(2), conv2d({1}, padding = 1), "
     "batch_norm(sync = false), relu(), adaptive_avg_pool2d(1), flatten(), linear(10)]"
 )
-# Network, data, batch for one process, optimizer, `zero`.
+_LSTM = "[embedding(width = 64), lstm(64), linear(256)]"
+_LLAMA = "llama(layers = 2, width = 64, heads = 4, hidden = 172, context = 64, vocab = 256)"
+
+
+@dataclass(frozen=True)
+class _SmallJob:
+    """A job that is trained for its step, on each of `processes`; `batch` is of one process."""
+
+    name: str
+    network: str
+    data: str
+    batch: int
+    optimizer: str
+    parallelism: str = ""
+    processes: tuple[int, ...] = (1, 2)
+
+
 _SMALL_JOBS = (
-    (_DENSE.format(128), _IMAGES, 64, _ADAMW, 0),
-    (_DENSE.format(1024), _IMAGES, 32, _SGD, 0),
-    (_DENSE.format(1024), _IMAGES, 32, _ADAMW, 3),
-    (_GPT.format(2, 64), _TOKENS, 8, _ADAMW, 0),
-    (_GPT.format(4, 128), _TOKENS, 8, _ADAMW, 0),
-    (_GPT.format(4, 128), _TOKENS, 16, _SGD, 1),
-    (_GPT.format(2, 256), _TOKENS, 8, _ADAMW, 3),
-    (_CONVOLUTIONS.format(16, 32), _IMAGES, 32, _SGD, 0),
-    (_CONVOLUTIONS.format(32, 64), _IMAGES, 64, _ADAMW, 0),
-    ("resnet(depth = 18, width = 8, stem = small)", _IMAGES, 16, _SGD, 0),
+    _SmallJob("dense 128", _DENSE.format(128), _IMAGES, 64, _ADAMW),
+    _SmallJob("dense 1024", _DENSE.format(1024), _IMAGES, 32, _SGD),
+    _SmallJob("gpt 2 x 64", _GPT.format(2, 64), _TOKENS, 8, _ADAMW),
+    _SmallJob("gpt 4 x 128", _GPT.format(4, 128), _TOKENS, 8, _ADAMW),
+    _SmallJob("convolutions 16", _CONVOLUTIONS.format(16, 32), _IMAGES, 32, _SGD),
+    _SmallJob("convolutions 32", _CONVOLUTIONS.format(32, 64), _IMAGES, 64, _ADAMW),
+    _SmallJob("resnet", "resnet(depth = 18, width = 8, stem = small)", _IMAGES, 16, _SGD),
+    _SmallJob("lstm", _LSTM, _TOKENS, 8, _ADAMW),
+    _SmallJob("dense 1024", _DENSE.format(1024), _IMAGES, 32, _ADAMW, "zero = 3", (2,)),
+    _SmallJob("gpt 4 x 128", _GPT.format(4, 128), _TOKENS, 16, _SGD, "zero = 1", (2,)),
+    _SmallJob("gpt 2 x 256", _GPT.format(2, 256), _TOKENS, 8, _ADAMW, "zero = 3", (2,)),
+    _SmallJob("llama", _LLAMA, _TOKENS, 8, _ADAMW, "zero = 1", (2,)),
+    _SmallJob("gpt 4 x 128", _GPT.format(4, 128), _TOKENS, 8, _ADAMW, "microbatches = 4", (2,)),
+    _SmallJob("gpt 2 x 64", _GPT.format(2, 64), _TOKENS, 8, _ADAMW, "zero = 3, microbatches = 4", (2,)),
+    _SmallJob("gpt 4 x 128", _GPT.format(4, 128), _TOKENS, 8, _ADAMW, "pipeline = 2, microbatches = 4", (2,)),
+    _SmallJob("gpt 2 x 64", _GPT.format(2, 64), _TOKENS, 8, _ADAMW, "pipeline = 2, microbatches = 8", (2,)),
+    _SmallJob("gpt 2 x 64", _GPT.format(2, 64), _TOKENS, 8, _ADAMW, "tensor = 2", (2,)),
+    _SmallJob("llama", _LLAMA, _TOKENS, 8, _ADAMW, "tensor = 2", (2,)),
+    # On fewer cores than four, processes take turns.
+    _SmallJob("gpt 4 x 128", _GPT.format(4, 128), _TOKENS, 4, _ADAMW, "", (4,)),
+    _SmallJob("dense 256", _DENSE.format(256), _IMAGES, 16, _SGD, "zero = 2", (4,)),
+    _SmallJob("convolutions 16", _CONVOLUTIONS.format(16, 32), _IMAGES, 16, _SGD, "", (4,)),
 )
-SMALL_TRAININGS = len(_SMALL_JOBS) * 2 - sum(zero > 0 for *_, zero in _SMALL_JOBS)
+_SMALL_TRAININGS = tuple(
+    (job, processes)
+    for processes in (1, 2, 4)
+    for job in _SMALL_JOBS
+    if processes in job.processes and processes <= 2 * (os.cpu_count() or 1)
+)
+SMALL_TRAININGS = len(_SMALL_TRAININGS)
 
 
 @dataclass(frozen=True)
@@ -98,28 +132,38 @@ def step_of_run(folder: str, report: Report) -> TimedStep:
 
 
 def steps_of_small_jobs() -> Iterator[str | TimedStep]:
-    """Trains small jobs on this machine, on one process and on two, and yields their steps; before each, its name."""
-    for processes in range(1, min(2, os.cpu_count() or 1) + 1):
-        for network, data, batch, optimizer, zero in _SMALL_JOBS:
-            if zero and processes == 1:
-                continue
-            name = f"{network.partition('(')[0].partition('[')[2] or network.partition('(')[0]} on {processes}"
-            yield name
-            values = {"network": network, "data": data, "batch": batch * processes, "optimizer": optimizer}
-            yield _train_small(name, _JOB.format(**values, processes=processes, zero=zero))
+    """Trains small jobs on this machine, on one to four processes, and yields their steps; before each, its name."""
+    for name, text in small_jobs():
+        yield name
+        yield _train_small(name, text)
+
+
+def small_jobs() -> Iterator[tuple[str, str]]:
+    """Yields the name and the text of each small job."""
+    for job, processes in _SMALL_TRAININGS:
+        parallelism = job.parallelism.replace(", ", "\n  ")
+        name = f"{job.name} on {processes}{' with ' * bool(parallelism)}{job.parallelism}"
+        values = {"network": job.network, "data": job.data, "batch": job.batch * processes, "optimizer": job.optimizer}
+        yield name, _JOB.format(**values, processes=processes, parallelism=parallelism)
 
 
 def _train_small(name: str, text: str) -> TimedStep:
     """Trains a small job. Raises KeyboardInterrupt."""
+    loaded = load_text(text, f"{name}.plt")
+    assert loaded.job is not None, loaded.report.found
+    return trained_step(name, loaded, _STEPS, _LOGGED)
+
+
+def trained_step(name: str, loaded: LoadResult, steps: int, log_every: int) -> TimedStep:
+    """Trains a job for some steps, and returns the time of one. Raises UnusableRunError and KeyboardInterrupt."""
     from dslc.runtime.measure.report import step_time
     from dslc.runtime.process.records import read_metrics
 
-    loaded, report = load_text(text, f"{name}.plt"), Report()
-    assert loaded.job is not None, loaded.report.found
+    report = Report()
     ready = prepare(loaded, report)
     if ready is None:
         raise UnusableRunError("; ".join(each.message for each in report.errors))
-    program = replace(ready.program, mode=TrainMode(), steps=_STEPS, log_every=_LOGGED, tensorboard=False)
+    program = replace(ready.program, mode=TrainMode(), steps=steps, log_every=log_every, tensorboard=False)
     folder = tempfile.mkdtemp(prefix="dslc-calibrate-")
     try:
         outcome = launch_quietly(program, ready.places, folder)
@@ -128,7 +172,7 @@ def _train_small(name: str, text: str) -> TimedStep:
         seconds = step_time(read_metrics(folder))
     finally:
         shutil.rmtree(folder)
-    assert seconds is not None, "it logs each sixth step"
+    assert seconds is not None, "it logs several steps"
     return _timed(name, ready.compiled.analysis, seconds)
 
 
@@ -142,15 +186,19 @@ def _timed(name: str, analysis: Analysis, seconds: float) -> TimedStep:
 
 def fit_of(steps: Sequence[TimedStep]) -> tuple[RunFit, list[float]]:
     """Returns the fit to steps on this machine, and the error of each step by a fit to the others."""
-    here = this_machine()
-    machine = RunFit(machine=here.processor, torch=here.torch, cores=here.cores)
-    features = [[_feature(each.analysis, with_constants(machine, {name: 1.0})) for name in CONSTANTS] for each in steps]
-    seconds = [each.seconds for each in steps]
+    features, seconds = [features_of(each.analysis) for each in steps], [each.seconds for each in steps]
     on_cores = all(each.analysis.layout.device == "cpu" for each in steps)
     typical = [CORE[name] for name in CONSTANTS] if on_cores else []
-    return run_fit(machine, features, seconds, typical), list(left_out_errors(features, seconds, typical))
+    return run_fit(_machine(), features, seconds, typical), list(left_out_errors(features, seconds, typical))
 
 
-def _feature(analysis: Analysis, fit: RunFit) -> float:
+def features_of(analysis: Analysis) -> list[float]:
+    """Returns the seconds of a step by each constant alone, at 1."""
     assert analysis.staging is not None
-    return fitted_step(analysis.staging, analysis.costs, fit)
+    fits = [with_constants(_machine(), {name: 1.0}) for name in CONSTANTS]
+    return [fitted_step(analysis.staging, analysis.costs, fit) for fit in fits]
+
+
+def _machine() -> RunFit:
+    here = this_machine()
+    return RunFit(machine=here.processor, torch=here.torch, cores=here.cores)

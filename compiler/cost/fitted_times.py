@@ -1,12 +1,13 @@
 """The times of a plan's parts by constants that were fitted to whole steps of trainings on a machine.
 
 Model: a pass of a layer takes a time for each FLOP, with another constant for those of convolutions, and one for each
-byte that its kernels save for a backward pass, recomputed or not. Each of its kernels takes a time, and backward each
-of its parameters besides.
+byte that its kernels save for a backward pass, recomputed or not. oneDNN lays images out anew whose channels are not
+last. Weights are read, and gradients written or added to. Each kernel takes a time, and backward each parameter. It
+takes longer on the tensor axis, where DTensor dispatches it.
 
 A collective has a latency, and a time for each byte that gloo moves. One within the passes, a gather or a reduction of
 `fully_shard` or the statistics of a batch, costs more in Python. Where processes share cores, each one that must meet
-the others waits for its turn. Units of `fully_shard` have hooks in each pass.
+the others waits for its turn. Stages of a pipeline exchange one after another. Units of `fully_shard` have hooks.
 
 An update takes a time for each byte of parameters, gradients and state, and one for each parameter. Micro-batches, or
 the actions of a pipeline, take a time of their own, and so does a step. A process computes on its share of the cores,
@@ -14,25 +15,27 @@ and takes as much longer as that is smaller.
 
 The constants of a fit are those of `RunFit`. A step is linear in them, but for the schedule of a pipeline.
 
-Limits: float32 on one host. One constant stands for products of all shapes, and for images in any memory order. Layers
-that the tensor or the context axis cuts, compiled networks and compressed gradients are not covered.
+Limits: float32 on one host. One constant stands for products of all shapes. The context axis, compiled networks,
+offloads and exchanges that compress are not covered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import prod
 from operator import mul
 from statistics import median
 
 from dslc.compiler.cost.layer_bytes import Recomputation, saved_bytes
-from dslc.compiler.cost.measured_times import CUTTING
 from dslc.compiler.cost.optimizer_bytes import OptimizerBytes
 from dslc.compiler.facts.calibration import CONSTANTS, RunFit, with_constants
 from dslc.compiler.ir.actions import Payload, TrafficNode
 from dslc.compiler.ir.nodes import LayerNode
+from dslc.compiler.placement.sharding import channels_last, recomputed
 from dslc.compiler.placement.staging import Staging
 
+_WHOLE = ("local_sgd", "diloco", "decentralized")  # exchanges of weights as they are
 _ROUNDS = 20_000  # of the descent, which ends long before
 _SETTLED = 1e-7  # a change of a round that ends it, as a share of a step
 # The constants of a core of a server, as `dslc calibrate` fits them. A constant that no training tells stays near.
@@ -41,6 +44,7 @@ CORE = {
     "convolution": 9e-12,
     "byte": 3e-10,
     "kernel": 2e-5,
+    "cut": 2.5e-4,
     "latency": 4e-4,
     "within": 5e-4,
     "turn": 1e-3,
@@ -51,7 +55,7 @@ CORE = {
     "microbatch": 2e-4,
     "step": 7e-4,
 }
-_PRIOR = 0.1  # how much a constant that is off by its own size counts, beside the error of a step as a share of it
+_PRIOR = 0.2  # how much a constant that is off by its own size counts, beside the error of a step as a share of it
 
 
 class FittedTimes:
@@ -62,8 +66,12 @@ class FittedTimes:
     def __init__(self, staging: Staging, fit: RunFit) -> None:
         self._staging, self._fit = staging, fit
         self._state = OptimizerBytes(staging.job, staging.optimizer).of_a_number()
-        # What is recomputed is computed as often, and moves as many bytes.
-        self._kept = {q.name: saved_bytes(staging.job, q, Recomputation()) for q in staging.model.of_a_rank}
+        self._recomputed = set(recomputed(staging.job, staging.model))
+        # What is recomputed moves as many bytes as what is kept, in each pass.
+        self._moved = {q.name: saved_bytes(staging.job, q, Recomputation()) for q in staging.model.of_a_rank}
+        if not channels_last(staging.layout, staging.sharding, staging.model):
+            for layer in staging.model.of_a_rank:
+                self._moved[layer.name] += _reordered(layer)
 
     @property
     def crowd(self) -> float:
@@ -85,16 +93,19 @@ class FittedTimes:
 
     def layer(self, layer: LayerNode, samples: float) -> tuple[float, float]:
         """Returns seconds forward and backward of a pass over `samples`."""
-        fit, convolves = self._fit, any(len(parameter.shape) == 4 for parameter in layer.parameters)
-        flop, byte = fit.convolution if convolves else fit.flop, fit.byte * self._kept[layer.name]
-        kernels = _kernels(layer)
-        forward, backward = (
-            self.crowd * fit.kernel * count + self._core_share * samples * (flop * flops + byte)
-            for flops, count in (
-                (layer.forward_flops, kernels),
-                (layer.backward_flops, kernels + len(layer.parameters)),
-            )
+        fit, staging = self._fit, self._staging
+        convolves = any(len(parameter.shape) == 4 for parameter in layer.parameters)
+        flop = fit.convolution if convolves else fit.flop
+        kernels, weights = _kernels(layer), 4 * sum(parameter.count for parameter in layer.parameters)
+        host = self.crowd * (fit.kernel + fit.cut * (staging.layout.sizes["tensor"] > 1))
+        share, byte = self._core_share, samples * fit.byte * self._moved[layer.name]
+        again = 4 if staging.layout.microbatches > 1 else 2  # gradients are written, or read and added to
+        forward = host * kernels + share * (samples * flop * layer.forward_flops + byte + fit.update * weights)
+        backward = host * (kernels + len(layer.parameters)) + share * (
+            samples * flop * layer.backward_flops + byte + fit.update * again * weights
         )
+        if staging.job.memory.recompute == "selective" and layer.name in self._recomputed:
+            backward += host * kernels + share * byte  # all but products
         return forward, backward
 
     def loss(self, samples: float) -> tuple[float, float]:
@@ -110,8 +121,9 @@ class FittedTimes:
         fit = self._fit
         waits = traffic.operation not in ("broadcast", "send", "receive")
         within = traffic.operation in ("all_gather", "reduce_scatter") or traffic.what is Payload.BATCH_STATISTICS
-        start = fit.latency + self.crowd * fit.within * within + (self.crowd - 1) * fit.turn * waits
-        return traffic.when.share * (start * traffic.count + self.crowd * fit.link * _moved(traffic))
+        crowd = max(1.0, self.crowd / self._staging.layout.sizes["pipeline"])  # stages exchange one after another
+        start = fit.latency + crowd * fit.within * within + (crowd - 1) * fit.turn * waits
+        return traffic.when.share * (start * traffic.count + crowd * fit.link * _moved(traffic))
 
     def update(self, pipeline: int) -> float:
         """Returns the seconds of the optimizer on a rank, which reads gradients, and reads and writes all else."""
@@ -134,6 +146,14 @@ def _kernels(layer: LayerNode) -> int:
     return max(1, len(layer.parts), len(moments))
 
 
+def _reordered(layer: LayerNode) -> int:
+    """Returns the bytes of a sample's images that oneDNN lays out anew for convolutions, where their channels are not
+    last.
+    """
+    images = [part for part in layer.parts if part.kind == "conv2d"]
+    return sum(4 * (prod(part.takes) + prod(part.gives)) for part in images)
+
+
 def _moved(traffic: TrafficNode) -> float:
     """Returns the bytes that gloo moves for a rank, in rings, with those that `fully_shard` copies.
 
@@ -154,10 +174,11 @@ def uncovered(staging: Staging) -> str:
     job, layout = staging.job, staging.layout
     reasons = {
         "`bf16` and `fp16`": job.train.precision.word != "fp32",
-        "the tensor and the context axis": any(layout.sizes[axis] > 1 for axis in CUTTING),
+        "the context axis": layout.sizes["context"] > 1,
         "several hosts": layout.nodes > 1,
-        "exchanges other than sums": staging.sharding.exchange is not None,
-        "compiled networks and offloads": job.train.compile or bool(job.memory.offload),
+        "compressed exchanges": staging.sharding.exchange is not None and staging.sharding.exchange.kind not in _WHOLE,
+        "compiled networks": job.train.compile,
+        "offloads": bool(job.memory.offload),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 

@@ -96,7 +96,7 @@ class Calibration(Record):
 
 
 CONSTANTS = (  # of a RunFit
-    "flop", "convolution", "byte", "kernel", "latency", "within", "turn", "link", "shard", "update", "tensor",
+    "flop", "convolution", "byte", "kernel", "cut", "latency", "within", "turn", "link", "shard", "update", "tensor",
     "microbatch", "step",
 )  # fmt: skip
 
@@ -104,10 +104,11 @@ CONSTANTS = (  # of a RunFit
 @record
 class RunFit(Record):
     """The constants of a machine, in seconds, fitted to the steps of `runs` trainings: of a FLOP, and one of
-    convolutions; of a byte that a layer saves for a backward pass; of a kernel; of a collective, of one `within` the
-    passes besides, of the `turn` that each one waits for with two processes to a core, and of each byte; of the hooks
-    of a unit of `fully_shard` in the passes of a micro-batch; of a byte and a `tensor` of the update; of a micro-batch,
-    or an action of a pipeline; of a step. `error` is the median one of a step that the others predict.
+    convolutions; of a byte that a layer saves for a backward pass; of a kernel, and more of one that the tensor axis
+    has `cut`; of a collective, of one `within` the passes besides, of the `turn` that each one waits for with two
+    processes to a core, and of each byte; of the hooks of a unit of `fully_shard` in the passes of a micro-batch; of a
+    byte of weights and state, and a `tensor` of the update; of a micro-batch, or an action of a pipeline; of a step.
+    `error` is the median one of a step that the others predict.
     """
 
     machine: str
@@ -119,6 +120,7 @@ class RunFit(Record):
     convolution: float = 0.0
     byte: float = 0.0
     kernel: float = 0.0
+    cut: float = 0.0
     latency: float = 0.0
     within: float = 0.0
     turn: float = 0.0
