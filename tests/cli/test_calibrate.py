@@ -249,7 +249,7 @@ def test_constants_are_fitted_to_past_runs(
 @pytest.mark.processes
 def test_constants_are_fitted_to_small_jobs(tmp_path: Path) -> None:
     run = dslc("calibrate", "-o", "here.toml", cwd=tmp_path)
-    assert run.returncode == 0 and "gpt 4 x 128 on 2 with pipeline = 2, microbatches = 4" in run.stdout and not run.stderr, run
+    assert run.returncode == 0 and "gpt 4 x 128 on 2 with microbatches = 4" in run.stdout and not run.stderr, run
     (tmp_path / "made.plt").write_text(GPT)
     plan = dslc("plan", "made.plt", "--summary", "--set", HERE, cwd=tmp_path)
     assert json.loads(plan.stdout)["step"]["source"] == "fitted"
