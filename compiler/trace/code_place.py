@@ -218,7 +218,7 @@ def _inner_values(name: str, value: UserValue, depth: int) -> Iterator[tuple[str
 
     inner: list[tuple[object, object]]
     if isinstance(value, dict):
-        inner = list(value.items())
+        inner = list(dict.items(value))  # of a derived class, too, whose own `items` may make its values
     elif isinstance(value, list | tuple | deque):
         inner = list(enumerate(value))
     elif not isinstance(value, type | torch.Tensor | torch.nn.Module) and hasattr(value, "__dict__"):
@@ -282,7 +282,7 @@ def set_inner_value(model: nn.Module, name: str, value: UserValue) -> None:
 
 
 def _items(holder: UserValue) -> dict[str, UserValue]:
-    pairs = holder.items() if isinstance(holder, dict) else enumerate(holder)
+    pairs = dict.items(holder) if isinstance(holder, dict) else enumerate(holder)
     return {str(key): value for key, value in pairs}
 
 

@@ -503,7 +503,9 @@ def _copied(value: object) -> object:
 
 
 def _has_tensors(value: object) -> bool:
-    return isinstance(value, Tensor) or (isinstance(value, list | tuple | dict) and bool(tensors(value)))
+    # The values as they are: a table of activations, as that of `transformers`, makes a module at each look.
+    parts = list(dict.values(value)) if isinstance(value, dict) else value
+    return isinstance(value, Tensor) or (isinstance(parts, list | tuple) and bool(tensors(parts)))
 
 
 def _equal(one: object, other: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,23 @@ def test_a_draw_of_torch_is_known_by_module_and_line() -> None:
     assert place is not None and place.module == "noise" and "randn_like" in code_at(place)
     place = tried(own.dropping, traced=True).torch_draws
     assert place is not None and (place.module, place.kind) == ("1", "Dropout")
+
+
+class Table(OrderedDict[str, int]):
+    """As the table of activations of `transformers`, which makes a module at each look."""
+
+    def __getitem__(self, key: str) -> int:
+        raise AssertionError(f"`{key}` is made")
+
+
+class WithTable(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, 4)
+        self.table = Table(relu=1)
+
+
+def test_a_table_that_makes_its_values_is_read_as_it_is() -> None:
+    assert tried(WithTable).attributes == ()
 
 
 def test_a_trial_leaves_the_generators_of_its_process_alone() -> None:
