@@ -47,7 +47,7 @@ CORE = {
     "cut": 2.5e-4,
     "latency": 4e-4,
     "within": 5e-4,
-    "turn": 1e-3,
+    "turn": 4e-3,
     "link": 3e-10,
     "shard": 4e-4,
     "update": 4e-11,

@@ -390,7 +390,8 @@ def time_source(plan: PlanView) -> str:
     if plan.step.source == "published":
         fit = plan.step.fit
         nearest = "" if fit == plan.topology.kind else ", the most similar kind with any"
-        return f" by the published times of {fit}{nearest}"
+        compiled = "; what compiling saves is not known" if plan.training.compiled else ""
+        return f" by the published times of {fit}{nearest}{compiled}"
     return f" where products reach {percent_text(plan.step.efficiency)} of the peak"
 
 

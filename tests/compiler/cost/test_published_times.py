@@ -87,6 +87,7 @@ def test_collectives_wait_for_their_ranks_and_bytes(tmp_path: Path) -> None:
         (("devices.kind=h100",), "published", "h200"),
         (("devices.kind=l40s",), "published", "a100_40g"),
         (("train.precision=fp16",), "published", "a100_80g"),
+        (("train.compile=true",), "published", "a100_80g"),
         (("train.precision=fp32",), "bound", ""),
         (("devices.kind=v100",), "bound", ""),  # has no bf16
         (("devices.kind=v100", "train.precision=fp16"), "published", "a100_40g"),
@@ -105,6 +106,7 @@ def test_a_fit_serves_transformers_like_those_of_its_runs(
     assert ("at best" in said) == (source == "bound")
     kind = plan.analysis.layout.hardware.kind
     assert (f"by the published times of {fit}, the most similar kind" in said) == (fit not in ("", kind))
+    assert ("what compiling saves is not known" in said) == ("train.compile=true" in settings)
 
 
 @pytest.mark.parametrize(
