@@ -37,8 +37,8 @@ def handwritten_command(*arguments: str) -> list[str]:
     return [sys.executable, os.path.join(HERE, "handwritten.py"), *arguments]
 
 
-def finish(command: list[str]) -> str:
-    run = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+def finish(command: list[str], **environment: str) -> str:
+    run = subprocess.run(command, env=ENVIRONMENT | environment, capture_output=True, text=True, check=False)
     if run.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{run.stdout}{run.stderr}")
     return run.stdout
@@ -459,6 +459,14 @@ def measure_command(command: list[str], environment: dict[str, str] = ENVIRONMEN
     return usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime
 
 
+def bench_uneven_shares(pairs: int) -> None:
+    """Measures what unequal shares save where one of two ranks has half a core."""
+    from benchmarks.uneven_shares import bench_shares
+
+    for ratio in bench_shares(pairs, lambda arguments, environment: finish(dslc(*arguments), **environment)):
+        show(ratio)
+
+
 BENCHMARKS: dict[str, Callable[[int], None]] = {
     "check": bench_check,
     "plan": bench_plan,
@@ -486,6 +494,7 @@ AS_ROOT: dict[str, Callable[[int], None]] = {
     "stalls": bench_stalls,
     "exchanges": bench_exchanges,
     "times": bench_times,
+    "shares": bench_uneven_shares,
 }
 
 

@@ -52,6 +52,7 @@ from dslc.runtime.process.lifetime import end_with
 from dslc.runtime.process.positions import Phase
 from dslc.runtime.process.records import note
 from dslc.runtime.step.assemble import TrainingComponents, assemble
+from dslc.runtime.step.rank_speeds import with_measured_shares
 from dslc.runtime.train import TrainingResult, train
 from dslc.runtime.transport import gloo, unpickling
 from dslc.runtime.transport.barriers import StartupChannels
@@ -106,6 +107,8 @@ def work(
             end = TrainingResult(steps=plain_loop.train(job, place, splits, device, run_dir))
         else:
             positions.enter_phase(Phase.MODEL)
+            if job.is_training and job.data.most_share:
+                job = with_measured_shares(job, place, splits, device, run_dir)
             parts = assemble(job, device, functools.partial(note, run_dir), splits.train)
             positions.model = parts.plain
             assert mesh_of(job).coordinates == place.coordinates, place

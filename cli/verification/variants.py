@@ -86,7 +86,9 @@ def shrink_job(job: JobSpec, layout: Layout, gpus_here: int) -> tuple[JobSpec, t
     replicas = job.parallelism.replicas
     kept = next(count for count in range(min(replicas, sizes["data"]), 0, -1) if sizes["data"] % count == 0)
     smaller("replicas", replicas, kept)
-    shares = job.parallelism.data_shares and job.parallelism.data_shares[: sizes["data"]]
+    shares = job.parallelism.data_shares
+    if isinstance(shares, tuple):
+        shares = shares[: sizes["data"]]
     batch = min(job.data.batch, SAMPLES * sizes["data"] * layout.microbatches)
     smaller("batch", job.data.batch, batch)
     network, source = _network(job, layout, smaller), _source(job, smaller)

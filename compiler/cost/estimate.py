@@ -179,7 +179,7 @@ def _estimate(
         for p, cost in enumerate(costs)
     ]
     last_rank = max(range(len(costs)), key=lambda p: (ends[p].exposed + ends[p].update, arithmetic[p] + inside[p]))
-    samples = times.data(staging.workload.share)
+    samples = times.data(staging.workload.expected_share)
     step_time = passes + ends[last_rank].exposed + ends[last_rank].update + samples + times.rest
     busiest = max(range(len(costs)), key=lambda p: arithmetic[p] + inside[p])
     flops = job.data.batch * sum(layer.forward_flops + layer.backward_flops for layer in staging.model.layers)
@@ -227,7 +227,7 @@ def _stage_times(staging: Staging, times: _Times) -> tuple[list[float], list[flo
     """Returns seconds of each stage on one micro-batch, forward, and backward with recomputation."""
     job, layout, model = staging.job, staging.layout, staging.model
     blocks = set(recomputed(job, model)) if job.memory.recompute != "selective" else set()
-    samples = staging.workload.share / layout.microbatches
+    samples = staging.workload.expected_share / layout.microbatches
     often = 2 if makes_outputs_ahead(job, layout) else 1
     forward, backward = [], []
     for stage in staging.stages:

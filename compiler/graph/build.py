@@ -94,6 +94,7 @@ def _partial_data(analysis: Analysis) -> records.DataNode:
         shares=(),
         last=workload.last,
         last_shares=(),
+        most_share=workload.share if workload.measured else 0,
         microbatch=workload.microbatch,
         microbatches=analysis.layout.microbatches,
         ahead=makes_outputs_ahead(job, analysis.layout),
@@ -198,7 +199,11 @@ def _batches(analysis: Analysis) -> tuple[records.Batches]:
     workload = analysis.workload
     microbatches = analysis.layout.microbatches
     batches = records.Batches(
-        full=workload.batch, last=workload.last_trained or 0, microbatches=microbatches, weights=workload.weights
+        full=workload.batch,
+        last=workload.last_trained or 0,
+        microbatches=microbatches,
+        weights=workload.weights,
+        most_share=workload.share if workload.measured else 0,
     )
     return (batches,)
 

@@ -306,6 +306,7 @@ def _source_step(analysis: Analysis, source: Call, facts: SourceFacts, load: Par
         batch=workload.batch,
         last=workload.last or 0,
         shares=workload.shares,
+        most_share=workload.share if workload.measured else 0,
         pad=job.data.pad,
         documents=job.data.documents,
         ignore=-100 if ignore is None else ignore,

@@ -148,6 +148,7 @@ def _data(plan: PlanGraph) -> records.DataNode:
         shares=(),
         last=step.last,
         last_shares=(),
+        most_share=batches.most_share,
         microbatch=_microbatch(plan),
         microbatches=batches.microbatches,
         ahead=any(plan.of_kind(ForwardAhead)),
@@ -161,7 +162,8 @@ def _data(plan: PlanGraph) -> records.DataNode:
 def _microbatch(plan: PlanGraph) -> int:
     """Returns the most samples of a micro-batch."""
     shares = (share.samples for _, share in plan.of_kind(records.Share) if share.batch == "full")
-    return largest(max(shares, default=0), plan.one(records.Batches).microbatches)
+    batches = plan.one(records.Batches)
+    return largest(batches.most_share or max(shares, default=0), batches.microbatches)
 
 
 def order_text(sources: int, sampler: p.SamplerStep | None, samples: int | None, *, shuffle: bool) -> str:

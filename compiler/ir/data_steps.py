@@ -92,6 +92,7 @@ class DataStep(Record):
     batch: int
     last: int  # samples of the last, partial batch of an epoch; 0 if there is none or it is dropped
     shares: tuple[int, ...] = ()  # samples of each data rank in a full batch, if they are not equal
+    most_share: int = 0  # the run measures `shares` when it begins, up to as many samples; 0: it takes them as they are
     pad: int | None = None  # the token that pads sequences; its targets become `ignore`
     documents: int | None = None  # the token that ends a document; its targets, of the next one, become `ignore`
     ignore: int = -100

@@ -256,6 +256,7 @@ class Batches(Record):
     last: int
     microbatches: int
     weights: tuple[int, ...] = ()
+    most_share: int = 0  # the largest share that a run may measure; 0: shares are not measured
 
 
 @record
@@ -312,6 +313,7 @@ class DataNode(Record):
     test: int | None = 0
     pictures: tuple[str, ...] = ()  # what they go through in training, by its names
     validation_sets: tuple[tuple[str, int], ...] = ()  # name and samples of sets that have names
+    most_share: int = 0  # the largest share, if the run measures the shares
     ahead: bool = False  # the outputs of all micro-batches are made first, as their loss compares them
 
 

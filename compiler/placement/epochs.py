@@ -25,7 +25,7 @@ from dslc.dsl.language.blocks import ParallelismSpec
 from dslc.dsl.language.calls import Mixture
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.record import Record, record
-from dslc.dsl.remedy import either_field, join_remedies, remedy, set_field
+from dslc.dsl.remedy import either_field, join_remedies, remedy, remove_field, set_field
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
@@ -92,26 +92,28 @@ def check_batch(job: JobSpec, layout: Layout, epoch: Epoch) -> Iterator[Diagnost
         yield from _check_epoch(job, epoch)
 
 
-def share_weights(parallelism: ParallelismSpec) -> tuple[int, ...]:
-    """Returns the smallest whole numbers to which the shares of the data ranks are in proportion; () if all are equal.
-
-    Equal shares that do not divide a batch are not `()`, as their sizes differ.
+def share_weights(parallelism: ParallelismSpec, ranks: int) -> tuple[int, ...]:
+    """Returns the smallest whole numbers to which the shares of the data ranks are in proportion; () without
+    `data_shares`. Shares that are measured begin as equal ones.
     """
-    weights = parallelism.data_shares or ()
+    shares = parallelism.data_shares
+    weights = (1,) * ranks if isinstance(shares, str) else shares or ()
     return tuple(weight // gcd(*weights) for weight in weights)
 
 
 def _check_weights(job: JobSpec, epoch: Epoch) -> Iterator[Diagnostic]:
     """Reports shares of a batch that do not suit the data ranks, or that leave one of them without samples."""
-    weights, batch, pieces = job.parallelism.data_shares or (), job.data.batch, epoch.pieces
+    weights, batch, pieces = share_weights(job.parallelism, epoch.ranks), job.data.batch, epoch.pieces
     span = job.parallelism.value_span("data_shares")
     if len(weights) != epoch.ranks:
+        equal = remove_field("parallelism.data_shares", "leave it out")
+        other_shares = equal if job.parallelism.zero > 1 else set_field("parallelism.data_shares", "measured")
         yield Diagnostic(
             "E0341",
             f"`data_shares` has {plural(len(weights), 'number')}, and the data axis {plural(epoch.ranks, 'rank')}",
             span,
             notes=(Note("the ranks come from here", _ranks_span(job)),),
-            help="one number for each data rank",
+            help=remedy("one number for each data rank, or ", other_shares),
         )
         return
     if batch % pieces == 0 and batch >= epoch.ranks * pieces:

@@ -48,6 +48,21 @@ def deal(count: int, weights: Sequence[int], unit: int = 1) -> tuple[int, ...]:
     return tuple(unit * share for share in shares)
 
 
+def deal_within(count: int, weights: Sequence[int], unit: int, most: int) -> tuple[int, ...]:
+    """Divides as `deal` does, but into shares of at most `most`, a multiple of `unit`: the others take the rest.
+
+    `most` times the weights must be `count` or more.
+    """
+    shares = deal(count, weights, unit)
+    full = [n for n, share in enumerate(shares) if share >= most]
+    if not full or max(shares) == most:
+        return shares
+    others = [n for n in range(len(weights)) if n not in full]
+    rest = deal_within(count - most * len(full), [weights[n] for n in others], unit, most)
+    found = dict(zip(others, rest, strict=True))
+    return tuple(found.get(n, most) for n in range(len(weights)))
+
+
 def share_runs(shares: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
     """Returns the neighbours whose shares have one size: (first part, parts, size), without parts that get nothing."""
     runs, first = [], 0

@@ -26,6 +26,7 @@ from dslc.dsl.record import Record, record
 from dslc.dsl.remedy import remedy, remove_field
 from dslc.dsl.words import plural
 
+MOST_EQUAL_SHARES = 2  # that a rank may take when shares are measured: memory is planned for as many
 Counts = Literal["samples", "tokens", "kept", "own"]  # see `LossStep`
 # Sources whose targets are known to be classes from 0 up.
 _CLASSES_FROM_0 = c.Digits | c.Stdlib | c.Text | c.Tokens | c.Images | c.MNIST | c.CIFAR10 | c.Synthetic
@@ -56,6 +57,7 @@ class Workload(Record):
     share: int  # of one data rank: the largest
     shares: tuple[int, ...] = ()  # of each data rank, if they are not equal
     weights: tuple[int, ...] = ()  # to which `shares` are in proportion
+    measured: bool = False  # the run measures its shares: `shares` are equal, and `share` the largest that it may take
     microbatch: int  # the largest micro-batch
     last: int | None  # samples of an epoch's last, partial batch if it is kept; 0 if there is none
     steps_per_epoch: int | None
@@ -74,6 +76,11 @@ class Workload(Record):
     def smallest_share(self) -> int:
         """The fewest samples of a data rank in a full batch."""
         return min(self.shares, default=self.share)
+
+    @property
+    def expected_share(self) -> float:
+        """The samples of the rank that a step waits for: the mean, where shares follow the speeds of the ranks."""
+        return self.batch / len(self.shares) if self.measured else self.share
 
     @property
     def last_trained(self) -> int | None:
@@ -107,9 +114,12 @@ def measure_out(job: JobSpec, layout: Layout, source: SourceFacts) -> Findings[W
     steps = job.train.steps
     if steps is None and job.train.epochs is not None and per_epoch is not None:
         steps = job.train.epochs * per_epoch
-    weights = share_weights(job.parallelism)
+    weights = share_weights(job.parallelism, ranks)
     shares = deal(data.batch, weights, layout.microbatches) if weights else ()
     share = max(shares, default=data.batch // ranks)
+    measured = job.parallelism.data_shares == "measured" and ranks > 1
+    if measured:
+        share = min(MOST_EQUAL_SHARES * share, data.batch - (ranks - 1) * layout.microbatches)
     return Workload(
         train=train,
         visited=visited,
@@ -121,6 +131,7 @@ def measure_out(job: JobSpec, layout: Layout, source: SourceFacts) -> Findings[W
         share=share,
         shares=shares,
         weights=weights,
+        measured=measured,
         microbatch=largest(share, layout.microbatches),
         last=last_batch,
         steps_per_epoch=per_epoch,

@@ -30,6 +30,7 @@ from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.ir.actions import Action, Collective, Message, MicrobatchAction, Payload, Update
 from dslc.compiler.ir.plan import PlanView, RankNode
 from dslc.compiler.ir.records import SharedWeight
+from dslc.compiler.show.describe import coordinates, entries_of
 from dslc.compiler.show.schedule import end_boxes, known_times, pass_rows
 from dslc.dsl.record import Record, record
 
@@ -168,7 +169,15 @@ class ExecutionTraces:
                 stages = {stage.index: stage.flops for stage in self._view.stages}
                 of_rank = sum(stages[stage] for stage in place.stages)
                 share = stages[action.stage] / of_rank if of_rank else 0
-                yield self._computation(name, place, str(action), round(flops * share))
+                yield self._computation(name, place, str(action), round(flops * share * self._work_of(rank)))
+
+    def _work_of(self, rank: int) -> float:
+        """Returns the work of a rank, relative to a rank with the largest share of a batch, of which a plan tells."""
+        shares = self._view.data.shares
+        entries = entries_of(shares, coordinates(self._view, rank).get("data", 0))
+        if entries is None or self._view.data.most_share:
+            return 1.0
+        return (entries[1] + 1 - entries[0]) / max(share.samples for share in shares)
 
     def _computation(self, name: str, place: RankNode, box: str, flops: int = 0) -> TraceNode:
         start, end = self._times.get((place.pipeline, box), (0.0, 0.0))

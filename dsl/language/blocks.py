@@ -189,9 +189,10 @@ class ParallelismSpec(Block):
     )  # fmt: skip
     auto: bool = arg(Bool(), "the compiler chooses the whole block; written `parallelism = auto`", default=False)
     data: int | None = arg(auto_or(_COUNT), "ranks that share a global batch", default=None, shown="what remains")
-    data_shares: tuple[int, ...] | None = arg(
-        ListOf(_COUNT, min_length=1),
-        "the samples of a batch that each data rank takes, in proportion: `[2, 1]` for one device of twice the speed",
+    data_shares: str | tuple[int, ...] | None = arg(
+        either(word("measured"), ListOf(_COUNT, min_length=1)),
+        "the samples of a batch that each data rank takes, in proportion: `[2, 1]` for one device of twice the speed; "
+        "or `measured` when the run begins",
         default=None,
         shown="equal",
     )

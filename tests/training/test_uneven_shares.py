@@ -4,6 +4,7 @@ sharding and micro-batches.
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 
@@ -62,3 +63,20 @@ def test_unequal_shares_train_as_one_process(
     assert ready(folder / "made.plt", *same, *settings).program.data.shares == shares
     assert len(one.losses()) == 8 and one.losses("validation")
     agree(one, train_job(launcher, folder / "made.plt", *same, *settings))
+
+
+@pytest.mark.core
+def test_measured_shares_are_kept_for_the_next_start(launcher: Launcher, tmp_path: Path) -> None:
+    """Whatever the speeds are here, the curve is one process's; the shares in a run directory are taken again."""
+    one = in_one_process(launcher, tmp_path)
+    settings = ("devices.cpus=2", "parallelism.data_shares=measured")
+    job, folder, again = tmp_path / "made.plt", tmp_path / "run", tmp_path / "again"
+    folder.mkdir()
+    agree(one, train_job(launcher, job, *settings, folder=folder))
+    shares = json.loads((folder / "shares.json").read_text())["shares"]
+    assert len(shares) == 2 and sum(shares) == 24 and min(shares) > 0
+    again.mkdir()
+    (again / "shares.json").write_text('{"shares": [21, 3]}')
+    found = train_job(launcher, job, *settings, folder=again)
+    agree(one, found)
+    assert (again / "shares.json").read_text() == '{"shares": [21, 3]}' and "by the measured speed" not in found.shown

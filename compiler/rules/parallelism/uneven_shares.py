@@ -16,6 +16,7 @@ from dslc.compiler.placement.workload import Workload
 from dslc.compiler.rules.parallelism.exchange import exchange_span
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.no_effect_warnings import no_effect
 from dslc.dsl.remedy import remedy, remove_field
 from dslc.dsl.source import Span
 
@@ -25,19 +26,26 @@ def check_shares(job: JobSpec, layout: Layout, workload: Workload | None) -> Ite
     if job.parallelism.data_shares is None:
         return
     span = job.parallelism.value_span("data_shares")
-    for what, where, why in _needs_equal_shares(job, layout):
+    if layout.sizes["data"] == 1:
+        if job.parallelism.data is None:
+            yield no_effect("parallelism.data_shares", "one rank has the whole batch", span)
+        return
+    field = "data_shares = measured" if job.parallelism.data_shares == "measured" else "data_shares"
+    for what, where, why in _needs_equal_shares(job, layout, workload):
         yield Diagnostic(
             "E0343",
-            f"`data_shares` does not go with {what}: {why}",
+            f"`{field}` does not go with {what}: {why}",
             span,
             notes=(Note("it is asked for here", where),),
             help=remedy(remove_field("parallelism.data_shares")),
         )
-    if workload is not None and workload.weights:
+    if workload is not None and not workload.measured and workload.weights:
         yield from _note_rounding(workload, layout.microbatches, span)
 
 
-def _needs_equal_shares(job: JobSpec, layout: Layout) -> Iterator[tuple[str, Span | None, str]]:
+def _needs_equal_shares(
+    job: JobSpec, layout: Layout, workload: Workload | None
+) -> Iterator[tuple[str, Span | None, str]]:
     exchange = exchange_of(job, layout)
     if exchange is not None and exchange.agrees is not Payload.GRADIENTS:
         yield f"`{exchange.word}`", exchange_span(job), "its mean over the ranks counts each rank alike"
@@ -45,6 +53,12 @@ def _needs_equal_shares(job: JobSpec, layout: Layout) -> Iterator[tuple[str, Spa
         yield "a step of your own", job.train.value_span("step"), "its mean over a rank's samples is the user's own"
     if compares(job.model.loss):
         yield "a loss that compares samples", job.model.loss_span, "its ranks exchange equal shares"
+    if job.parallelism.data_shares == "measured":
+        if job.parallelism.zero > 1:
+            why = "each rank measures with the whole model; `data_shares = […]` goes with it"
+            yield f"`zero = {job.parallelism.zero}`", job.parallelism.value_span("zero"), why
+        if workload is not None and workload.stream is not None:
+            yield "a stream", job.data.value_span("source"), "its samples come once, and measuring would take some"
     for axis in ("pipeline", "tensor", "context"):
         if layout.sizes[axis] > 1:
             yield f"the {axis} axis", job.parallelism.value_span(axis), "its plan is of one share for all ranks"

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dslc.compiler.placement.shares import deal, equal_share_runs, largest, piece, pieces, share_runs
+from dslc.compiler.placement.shares import deal, deal_within, equal_share_runs, largest, piece, pieces, share_runs
 
 COUNTS, PARTS = st.integers(0, 200), st.integers(1, 40)
 
@@ -53,3 +53,12 @@ def test_shares_are_in_proportion_and_none_is_empty(count: int, weights: list[in
 @given(COUNTS, PARTS)
 def test_equal_weights_make_pieces(count: int, parts: int) -> None:
     assert deal(count, [3] * parts) == tuple(stop - start for start, stop in pieces(count, parts))
+
+
+@given(st.integers(0, 40), st.lists(st.integers(1, 1000), min_size=1, max_size=8), st.integers(1, 3), st.integers(0, 9))
+def test_no_share_exceeds_a_limit(count: int, weights: list[int], unit: int, more: int) -> None:
+    most = unit * (largest(count, len(weights)) + more)
+    shares = deal_within(count * unit, weights, unit, most)
+    assert sum(shares) == count * unit and max(shares) <= most and all(share % unit == 0 for share in shares)
+    if max(free := deal(count * unit, weights, unit)) <= most:
+        assert shares == free

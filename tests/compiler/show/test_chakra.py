@@ -14,7 +14,7 @@ from google.protobuf.proto import parse_length_prefixed
 from google.protobuf.unknown_fields import UnknownFieldSet
 from helpers import made_plans
 from helpers.paths import EXAMPLES
-from helpers.planning import compiled
+from helpers.planning import JOBS, compiled
 
 from dslc.compiler.ir.records import StageTime, StepEnd
 from dslc.compiler.show.chakra import (
@@ -130,3 +130,11 @@ def test_a_plan_whose_peers_are_unknown_is_refused() -> None:
     plan = compiled(EXAMPLES / "digits.plt", "parallelism.gradients=low_precision_decentralized()")
     with pytest.raises(PlanNotTraceableError, match="peer of each message"):
         list(ExecutionTraces(plan.graph, plan.plan).nodes_of(0))
+
+
+def test_ranks_compute_in_proportion_to_their_shares() -> None:
+    plan = compiled(JOBS / "uneven.plt", "parallelism.data_shares=[3, 2, 1]")
+    traces = ExecutionTraces(plan.graph, plan.plan)
+    passes = [next(node for node in traces.nodes_of(rank) if node.name == "0F0") for rank in (0, 1, 2)]
+    work = [int(node.attributes["num_ops"]) for node in passes]
+    assert work[0] > 0 and [each / work[0] for each in work] == pytest.approx([1, 2 / 3, 1 / 3], rel=1e-3)
