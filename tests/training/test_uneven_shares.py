@@ -7,10 +7,15 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 import pytest
+import torch
 from helpers.launcher import Launcher
 from helpers.trained import Trained, agree, ready, train_job
+
+from dslc.runtime.data.samples import Splits
+from dslc.runtime.step.rank_speeds import with_measured_shares
 
 JOB = """
 param norm = batch_norm()
@@ -79,4 +84,7 @@ def test_measured_shares_are_kept_for_the_next_start(launcher: Launcher, tmp_pat
     (again / "shares.json").write_text('{"shares": [21, 3]}')
     found = train_job(launcher, job, *settings, folder=again)
     agree(one, found)
+    made, no_samples = ready(job, *settings), cast(Splits, None)
+    resumed = with_measured_shares(made.program, made.places[0], no_samples, torch.device("cpu"), str(again))
+    assert resumed.data.shares == (21, 3) and made.program.data.shares == (12, 12)
     assert (again / "shares.json").read_text() == '{"shares": [21, 3]}' and "by the measured speed" not in found.shown
