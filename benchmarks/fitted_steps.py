@@ -37,7 +37,7 @@ TRAINED = ("train.epochs=none", f"train.steps={STEPS}", f"log.every={LOGGED} ste
 EXCHANGES = (
     "local_sgd(period = 4)", "diloco(period = 4)", "decentralized(peers = all, interval = 2)",
 )  # fmt: skip
-EXCHANGING = (
+EXCHANGING: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("benchmarks/jobs/gpt.plt", ()),
     ("benchmarks/jobs/wide.plt", ("devices.nodes=1", "devices.cpus=2")),
 )
@@ -66,8 +66,8 @@ def trainings(folder: Path) -> Iterator[Training]:
     for group in GROUPS:
         for plan in () if group.link else group.plans:
             last = {each.partition("=")[0]: each for each in (*group.settings, *plan)}
-            kept = {name: each for name, each in last.items() if name not in ("train.steps", "log.every")}
-            yield Training("table", group.job, tuple(kept.values()))
+            taken = {name: each for name, each in last.items() if name not in ("train.steps", "log.every")}
+            yield Training("table", group.job, tuple(taken.values()))
     for job, settings in EXCHANGING:
         for exchange in EXCHANGES:
             yield Training("exchanges", job, (*settings, f"parallelism.gradients={exchange}"))

@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
-from operator import mul
 from statistics import median
 
 from dslc.compiler.cost.layer_bytes import Recomputation, saved_bytes
@@ -212,7 +211,7 @@ def fit_steps(
 
 
 def _dot(one: Sequence[float], other: Sequence[float]) -> float:
-    return sum(map(mul, one, other))
+    return sum(a * b for a, b in zip(one, other, strict=True))
 
 
 def left_out_errors(

@@ -66,8 +66,11 @@ def test_a_step_is_the_sum_of_what_its_constants_say(tmp_path: Path, monkeypatch
 
 
 def test_recomputation_moves_bytes_again(tmp_path: Path) -> None:
-    network = {"network": "gpt(layers = 2, width = 16, heads = 2, context = 8, vocab = 16)", "loss": "cross_entropy()"}
-    data = {"source": "synthetic(samples = 64, vocab = 16)", "batch": 8}
+    network: dict[str, object] = {
+        "network": "gpt(layers = 2, width = 16, heads = 2, context = 8, vocab = 16)",
+        "loss": "cross_entropy()",
+    }
+    data: dict[str, object] = {"source": "synthetic(samples = 64, vocab = 16)", "batch": 8}
     text = job_text(model=network, data=data, devices={"cpus": 2}, train={"steps": 4, "optimizer": "sgd(lr = 0.1)"})
     (tmp_path / "job.plt").write_text(text.replace("devices {", 'devices {\n  catalogue = "here.toml"'))
     (tmp_path / "here.toml").write_text(fit_text("cpu", with_constants(FIT, {"byte": 1e-6}), "made by hand"))
@@ -80,8 +83,8 @@ def test_recomputation_moves_bytes_again(tmp_path: Path) -> None:
 
 
 def test_images_are_laid_out_anew_unless_their_channels_are_last(tmp_path: Path) -> None:
-    network = {"network": "[conv2d(8), relu(), flatten(), linear(10)]", "loss": "cross_entropy()"}
-    data = {"source": "synthetic(samples = 64, shape = [3, 8, 8], classes = 10)", "batch": 8}
+    network: dict[str, object] = {"network": "[conv2d(8), relu(), flatten(), linear(10)]", "loss": "cross_entropy()"}
+    data: dict[str, object] = {"source": "synthetic(samples = 64, shape = [3, 8, 8], classes = 10)", "batch": 8}
     text = job_text(model=network, data=data, devices={"cpus": 2}, train={"steps": 4, "optimizer": "sgd(lr = 0.1)"})
     (tmp_path / "job.plt").write_text(text.replace("devices {", 'devices {\n  catalogue = "here.toml"'))
     (tmp_path / "here.toml").write_text(fit_text("cpu", with_constants(FIT, {"cores": 2, "byte": 1.0}), "by hand"))
