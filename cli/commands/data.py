@@ -16,7 +16,6 @@ from dslc.compiler.model.job_steps import locate_paths
 from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.show.explain import table
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.language.blocks import CheckpointSpec
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.plain import plain, plain_lines
@@ -81,17 +80,19 @@ def _analyse(load_result: LoadResult) -> Analysis:
     if load_result.job is not None:
         load_result = replace(load_result, job=_data_alone(load_result.job))
     analysis = inspect(load_result, report, trace=True)
-    show([diagnostic for diagnostic in report if diagnostic.severity == "error"])
-    if report.errors or analysis is None:
-        raise CommandFailedError(status=JOB_AT_FAULT)
-    if analysis.workload.visited is None or analysis.workload.train is None:
-        raise CommandFailedError("the number of samples is not known", JOB_AT_FAULT)
+    unknown = analysis is None or analysis.workload.visited is None or analysis.workload.train is None
+    findings = [diagnostic.for_run() if unknown else diagnostic for diagnostic in report]
+    errors = [diagnostic for diagnostic in findings if diagnostic.severity == "error"]
+    show(errors)
+    if unknown or errors or analysis is None:
+        raise CommandFailedError("" if errors else "the number of samples is not known", JOB_AT_FAULT)
     return analysis
 
 
 def _data_alone(job: JobSpec) -> JobSpec:
-    """Returns the job without a limit of memory, promises and checkpoints, which leave its data as it is."""
-    return replace(job, memory=replace(job.memory, limit=_UNLIMITED), expect=(), checkpoint=CheckpointSpec())
+    """Returns the job without a limit of memory, promises and a checkpoint to resume from."""
+    memory, checkpoint = replace(job.memory, limit=_UNLIMITED), replace(job.checkpoint, resume=None)
+    return replace(job, memory=memory, expect=(), checkpoint=checkpoint)
 
 
 # ----------------------------------------------------------------------------------------------------------- reading

@@ -129,6 +129,7 @@ def test_other_sources_have_a_report(tmp_path: Path, capsys: pytest.CaptureFixtu
         "model { network = [flatten(), linear(10)], loss = cross_entropy() }\n"
         "data { source = digits(), batch = 64, validation = 20%, last_batch = drop, sampler = balanced() }\n"
         "devices { cpus = 16 }\ntrain { steps = 3, optimizer = sgd(lr = 0.1) }\nmemory { limit = 1KiB }\n"
+        'checkpoint { every = 2 steps, resume = "nowhere" }\nlaunch { restarts = 1 }\n'
     )
     report = report_of(capsys, digits)
     assert report["splits"]["training"]["shape"] == [1, 8, 8] and report["splits"]["training"]["length"] is None
@@ -137,6 +138,8 @@ def test_other_sources_have_a_report(tmp_path: Path, capsys: pytest.CaptureFixtu
     text = capsys.readouterr().out
     assert "50 of 1,438 training and 50 of 359 validation samples were read, spread evenly" in text
     assert "fewest" in text and "rank 7" not in text.split("classes by data rank")[0]
+    digits.write_text(digits.read_text().replace("digits()", 'mnist("nowhere")'))
+    assert main(["data", str(digits)]) == 1 and "error[E0309]" in capsys.readouterr().err
     stream = planted(tmp_path, "planted_stream")
     stream.write_text(stream.read_text().replace(":data", ":Stream").replace("batch   = 8", "batch = 8, samples = 60"))
     told = report_of(capsys, stream, "--samples", 20)["splits"]["training"]
