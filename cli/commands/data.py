@@ -28,7 +28,6 @@ from dslc.jobs.worst_batch import (
     has_uneven_batches,
     peak_bytes,
     price_batch,
-    traced_numbers,
 )
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, CommandFailedError
 
@@ -381,8 +380,9 @@ def padding_seconds(report: DataReport) -> dict[str, float] | None:
         return None
     own = next(iter(report.padding.values())).numbers
     known = own
-    if estimate.source == "fitted" and report.analysis.source.structures is not None:
-        known = traced_numbers(report.analysis)
+    structures = report.analysis.source.structures
+    if estimate.source == "fitted" and structures is not None:
+        known = structures[0].leaves[0].numbers
     return {
         name: estimate.arithmetic * each.numbers / max(1, known) * each.share for name, each in report.padding.items()
     }

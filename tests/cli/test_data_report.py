@@ -12,6 +12,8 @@ import torch
 from helpers.golden import hold
 from helpers.paths import TESTS
 
+from dslc.compiler.facts.calibration import RunFit, fit_text, with_constants
+from dslc.compiler.facts.user_calibrations import calibration_path, this_machine
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
 from dslc.jobs.prepare_run import prepare
@@ -118,6 +120,20 @@ def test_planted_copies_leaks_and_long_samples_are_found(
     assert report["fullest"]["source_number"] == 41 and report["fullest"]["memory"] == pytest.approx(
         338 * 1024, rel=0.01
     )
+    assert report["padding_seconds"] is None and report["fullest"]["seconds"] is None
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    fit = Path(calibration_path("cpu"))
+    fit.parent.mkdir()
+    here = this_machine()
+    constants = RunFit(machine=here.processor, torch=here.torch, cores=here.cores, runs=3, error=0.1)
+    fit.write_text(fit_text("cpu", with_constants(constants, {"flop": 1e-6}), "made by hand"))
+    priced = report_of(capsys, job, "--set", "devices.cpus=1")
+    assert main(["plan", str(job), "--trace", "--summary", "--set", "devices.cpus=1"]) == 0
+    step = json.loads(capsys.readouterr().out)["step"]["step_time"]  # of samples of 38 numbers
+    for order, padding in priced["padding"].items():
+        seconds = step * padding["numbers"] / 38 * padding["share"]
+        assert priced["padding_seconds"][order] == pytest.approx(seconds, rel=1e-3)
+    assert priced["fullest"]["seconds"] == pytest.approx(step * 900 / 38, rel=0.15)  # but the head
     part = report_of(capsys, job, "--samples", 12)
     assert part["splits"]["training"]["read"] == 12 and part["splits"]["validation"]["read"] == 10
     assert sum(map(sum, part["classes"].values())) == 12
