@@ -30,7 +30,7 @@ from dslc.runtime.process.random_numbers import generator, preserve_generators
 
 READING = 10.0  # seconds in which samples are read, at most
 ORDERING = 5.0  # seconds in which the orders of epochs are followed, at most
-_CHUNK = 64  # samples between two looks at the clock
+CHUNK = 64  # samples between two looks at the clock
 _PADDED = 0.75  # of the numbers of the largest sample: a batch with at least these for each sample is padded
 
 
@@ -64,11 +64,9 @@ class _Slot:
 
 
 @preserve_generators()  # samples of a user's code are made
-def find_fullest(
-    step: DataStep, samples: Samples, data_ranks: int, microbatches: int, steps: int, seconds: float = READING
-) -> FullestBatch:
+def find_fullest(step: DataStep, samples: Samples, data_ranks: int, microbatches: int, steps: int) -> FullestBatch:
     """Returns the fullest micro-batch of a training of `steps` steps on `data_ranks` ranks."""
-    sizes, known = read_sizes(step, samples, seconds)
+    sizes, known = read_sizes(step, samples, READING)
     if step.sampler is not None and (known == len(sizes) or step.sampler.file or step.sampler.kind == "weighted"):
         prepare(step, samples, torch.device("cpu"))
     elif step.sampler is not None:  # its order needs all samples
@@ -95,7 +93,7 @@ def read_sizes(step: DataStep, samples: Samples, seconds: float) -> tuple[Tensor
     """Returns the size of each training sample, 0 for an unread one, and the number of known sizes."""
     sizes = torch.zeros(len(samples), dtype=torch.float64)
     known, end = 0, time.monotonic() + seconds
-    for chunk in torch.randperm(len(samples), generator=generator(step.seed, "sizes")).split(_CHUNK):
+    for chunk in torch.randperm(len(samples), generator=generator(step.seed, "sizes")).split(CHUNK):
         ordered = chunk.sort().values
         for index, sample in zip(ordered.tolist(), items(samples, ordered), strict=True):
             sizes[index] = count_numbers(sample)

@@ -19,6 +19,7 @@ from dslc.dsl.meaning.load import load
 from dslc.jobs.prepare_run import prepare
 from dslc.main import main
 from dslc.probe.child import ChildAnswer
+from dslc.runtime.data import fullest_batch
 from dslc.runtime.data.sample_records import sample_lengths, spread
 
 GOLDEN = TESTS / "cli" / "formats"
@@ -202,6 +203,13 @@ def test_a_planted_long_sample_is_refused_before_the_first_step(
     )
     (refusal,) = found_before_training(job, "memory.limit=300KiB").errors
     assert refusal.code == "E0505" and "Mismatching argument" in refusal.message
+
+
+def test_a_bounded_reading_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fullest_batch, "READING", 0.0)
+    monkeypatch.setattr(fullest_batch, "CHUNK", 8)
+    (note,) = found_before_training(planted(tmp_path, "planted_many")).found
+    assert note.code == "N0507" and "the longest of 8 samples was found in 0 s, of 48 in the training" in note.message
 
 
 def test_a_fault_of_a_sample_is_a_warning_before_the_first_step(tmp_path: Path) -> None:
