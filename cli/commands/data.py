@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
@@ -209,6 +210,7 @@ def _as_text(report: DataReport, job: str) -> list[str]:
     notes = [
         *_partly_read(report),
         *_length_lines(report),
+        *_unstackable_lines(report),
         *_copy_lines(report),
         *_overlap_lines(report),
         *_worst_lines(report),
@@ -284,6 +286,24 @@ def _length_lines(report: DataReport) -> list[str]:
         if (lengths := length_summary(records)) is not None:
             name = _name(report, records.split, int(lengths["longest_sample"]))
             lines.append(f"longest: {name}, {_length_text(lengths['longest'])} long")
+    return lines
+
+
+def _unstackable_lines(report: DataReport) -> list[str]:
+    """Returns a line on samples of unequal shapes that nothing makes a batch."""
+    step = report.step
+    if step.collate is not None or step.source != "python":
+        return []
+    lines = []
+    for records in report.records:
+        usual = Counter(records.shapes).most_common(1)[0][0]
+        unlike = [n for n, shape in zip(records.numbers, records.shapes, strict=True) if shape != usual]
+        if unlike:
+            name = _name(report, records.split, unlike[0])
+            lines.append(
+                f"unequal shapes: {plural(len(unlike), f'{records.split} sample')} of {len(records.numbers):,}, {name} "
+                "first, cannot be stacked with the others: `data.collate` makes batches of them"
+            )
     return lines
 
 

@@ -135,6 +135,10 @@ def test_planted_copies_leaks_and_long_samples_are_found(
         seconds = step * padding["numbers"] / 38 * padding["share"]
         assert priced["padding_seconds"][order] == pytest.approx(seconds, rel=1e-3)
     assert priced["fullest"]["seconds"] == pytest.approx(step * 900 / 38, rel=0.15)  # but the head
+    job.write_text("\n".join(line for line in job.read_text().splitlines() if "collate" not in line))
+    assert main(["data", "job.plt"]) == 0
+    assert " training samples of 48, sample " in capsys.readouterr().out.partition("unequal shapes: ")[2]
+    planted(tmp_path, "planted_data")
     part = report_of(capsys, job, "--samples", 12)
     assert part["splits"]["training"]["read"] == 12 and part["splits"]["validation"]["read"] == 10
     assert sum(map(sum, part["classes"].values())) == 12
