@@ -68,6 +68,19 @@ class Payload(StrEnum):
         return member
 
 
+# What passes send of each sample, within a layer or from stage to stage.
+OF_SAMPLES = frozenset(
+    (
+        Payload.ACTIVATIONS,
+        Payload.ACTIVATIONS_AGAIN,
+        Payload.ACTIVATION_GRADIENTS,
+        Payload.KEYS_AND_VALUES,
+        Payload.KEY_VALUE_GRADIENTS,
+        Payload.LOSS_PARTS,
+    )
+)
+
+
 @record
 class Cadence(Record):
     """The steps in which an exchange takes place: every `every` steps (0: by the clock, not by steps), after step

@@ -27,7 +27,7 @@ from functools import cache
 from typing import Any
 
 from dslc.compiler.graph.plan_graph import PlanGraph
-from dslc.compiler.ir.actions import Action, Collective, Message, MicrobatchAction, Payload, Update
+from dslc.compiler.ir.actions import OF_SAMPLES, Action, Collective, Message, MicrobatchAction, Payload, Update
 from dslc.compiler.ir.plan import PlanView, RankNode
 from dslc.compiler.ir.records import SharedWeight
 from dslc.compiler.show.describe import coordinates, entries_of
@@ -155,7 +155,7 @@ class ExecutionTraces:
                 group = self.groups.setdefault(ranks, str(len(self.groups)))
                 facts: dict[str, int | str] = {
                     "comm_type": _COLLECTIVES[action.operation],
-                    "comm_size": action.bytes,
+                    "comm_size": self._bytes_of(action, rank),
                     "pg_name": group,
                     "count": action.count,
                     "axis": action.axis,
@@ -170,6 +170,9 @@ class ExecutionTraces:
                 of_rank = sum(stages[stage] for stage in place.stages)
                 share = stages[action.stage] / of_rank if of_rank else 0
                 yield self._computation(name, place, str(action), round(flops * share * self._work_of(rank)))
+
+    def _bytes_of(self, action: Collective, rank: int) -> int:
+        return round(action.bytes * self._work_of(rank)) if action.carries in OF_SAMPLES else action.bytes
 
     def _work_of(self, rank: int) -> float:
         """Returns the work of a rank, relative to a rank with the largest share of a batch, of which a plan tells."""

@@ -274,7 +274,7 @@ def share_rows(plan: PlanView, ranks: int) -> list[tuple[str, str]]:
     if len(data.shares) > 1:
         sizes = [f"{s.ranks} x {s.samples}" if s.ranks > 1 else str(s.samples) for s in data.shares[:MOST_SHARES]]
         sizes += ["…"] if len(data.shares) > MOST_SHARES else []
-        shares_text = f"{' + '.join(sizes)}; memory, work and time of a rank are of the largest"
+        shares_text = f"{' + '.join(sizes)}; memory, work, time and traffic of passes are of the largest"
     if data.most_share:
         shares_text = f"measured when the run begins, up to {plural(data.most_share, 'sample')} of a rank"
     passes = f"{data.microbatches * data.microbatch} = {data.microbatches} x {data.microbatch}"

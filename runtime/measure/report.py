@@ -51,7 +51,7 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.facts.untrusted_files import read_text, replacing
-from dslc.compiler.ir.actions import Cadence
+from dslc.compiler.ir.actions import OF_SAMPLES, Cadence
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace, StepPhases, TrainMode
 from dslc.runtime.measure import collectives
@@ -207,6 +207,8 @@ def _rank(run_dir: str, plan: Mapping[str, Any], job: JobProgram, rank: int) -> 
     recorded = sorted(int(step) for step in exchanges)
     first_exchanges = exchanges[str(recorded[0])] if recorded else None
     traffic = planned and [entry for entry in planned["traffic"] if _in_step(entry, recorded[0] if recorded else 0)]
+    if traffic and job.data.shares:
+        traffic = [_of_share(entry, plan, job, rank) for entry in traffic]
     return {
         "rank": rank,
         "memory": {
@@ -220,6 +222,15 @@ def _rank(run_dir: str, plan: Mapping[str, Any], job: JobProgram, rank: int) -> 
         "recorded": recorded,
         "steady": all(step_exchanges == first_exchanges for step_exchanges in exchanges.values()) if recorded else None,
     }
+
+
+def _of_share(traffic: Mapping[str, Any], plan: Mapping[str, Any], job: JobProgram, rank: int) -> Mapping[str, Any]:
+    """Returns planned traffic, which is of the largest share of a batch, for the share of a rank."""
+    if traffic["what"] not in OF_SAMPLES:
+        return traffic
+    (axis,) = (axis for axis in plan["axes"] if axis["name"] == "data")
+    share = job.data.shares[rank // axis["stride"] % axis["size"]]
+    return {**traffic, "bytes": traffic["bytes"] * share // max(job.data.shares)}
 
 
 def _in_step(traffic: Mapping[str, Any], step: int) -> bool:

@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 import torch
 from helpers.launcher import Launcher
-from helpers.trained import Trained, agree, ready, train_job
+from helpers.trained import Trained, agree, exchanges_as_planned, ready, train_job
 
 from dslc.runtime.data.samples import Splits
 from dslc.runtime.step.rank_speeds import with_measured_shares
@@ -88,3 +88,24 @@ def test_measured_shares_are_kept_for_the_next_start(launcher: Launcher, tmp_pat
     resumed = with_measured_shares(made.program, made.places[0], no_samples, torch.device("cpu"), str(again))
     assert resumed.data.shares == (21, 3) and made.program.data.shares == (12, 12)
     assert (again / "shares.json").read_text() == '{"shares": [21, 3]}' and "by the measured speed" not in found.shown
+
+
+TOKENS = """
+model { network = gpt(layers = 2, width = 16, heads = 2, context = 8, vocab = 64), loss = cross_entropy() }
+data { source = synthetic(samples = 200, vocab = 64, context = 8), batch = 12 }
+devices { cpus = 4 }
+train { steps = 4, optimizer = sgd(lr = 0.1) }
+log { every = 1 step }
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axis", ["tensor", "context"])
+def test_ranks_of_another_axis_have_one_share(launcher: Launcher, tmp_path: Path, axis: str) -> None:
+    """What each of them sends in a step is in proportion to it."""
+    settings = (f"parallelism.{axis}=2", "parallelism.data_shares=[2, 1]", "parallelism.microbatches=2")
+    job, folder = tmp_path / "made.plt", tmp_path / "profiled"
+    job.write_text(TOKENS)
+    folder.mkdir()
+    agree(train_job(launcher, job, "devices.cpus=1"), train_job(launcher, job, *settings))
+    exchanges_as_planned(launcher, folder, job, *settings)
