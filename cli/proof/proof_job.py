@@ -104,12 +104,6 @@ def steps_per_epoch(draft: Draft, steps: int) -> int:
     return max(1, steps // epochs, -(-2 * int(warmup[1]) // epochs) if warmup else 0)
 
 
-def training_length(draft: Draft, steps: int) -> int:
-    """Returns the steps of the whole training on synthetic data."""
-    stated = draft.settings.get("train.steps")
-    return int(stated.text) if stated is not None else _epochs(draft) * steps_per_epoch(draft, steps)
-
-
 def _epochs(draft: Draft) -> int:
     stated = draft.settings.get("train.epochs")
     return int(stated.text) if stated is not None and stated.text.isdigit() else 1

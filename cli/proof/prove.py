@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,6 @@ from dslc.compiler.ir.program import CheckpointStep, ObserveMode
 from dslc.conversion.convert import convert_files
 from dslc.conversion.draft import Draft
 from dslc.conversion.key_reader import is_auto
-from dslc.conversion.recognize import TOOLS
 from dslc.conversion.tools.deepspeed import resolve_autos
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.json_value import Json
@@ -24,8 +22,8 @@ from dslc.dsl.words import quoted
 from dslc.jobs.check_job import show
 from dslc.jobs.prepare_run import Ready, launch_quietly, prepare, show_failure
 from dslc.proof.compare_curves import compare_curves, rates_differ
-from dslc.proof.proof_job import ProofSizes, default_base, proof_draft, steps_per_epoch, training_length, with_base
-from dslc.proof.run_tool import NOT_RUN, RUNNERS, check_tool, run_tool
+from dslc.proof.proof_job import ProofSizes, default_base, proof_draft, steps_per_epoch, with_base
+from dslc.proof.run_tool import RUNNERS, check_tool, run_tool
 from dslc.proof.runners.proof_files import Curve, ProofSetup, write_setup
 from dslc.runtime.process.program_file import write_program
 from dslc.terminal.exit_codes import JOB_AT_FAULT, TRAINING_FAILED, CommandFailedError
@@ -50,14 +48,16 @@ def prove(draft: Draft, *, model: str, python: str, steps: int, folder: str) -> 
     """Trains both in the folder. Raises CommandFailedError if the job is refused or a training fails, and ToolError if
     the tool cannot run.
     """
-    name = "deepspeed" if draft.tools == ["transformers", "deepspeed"] else draft.tools[0]
-    if name not in RUNNERS:
-        raise CommandFailedError(f"--prove does not run {TOOLS[name]}: {NOT_RUN[name]}", JOB_AT_FAULT)
+    name = draft.tools[0]
     check_tool(RUNNERS[name], python)
     resolutions: list[str] = []
     autos: Mapping[str, Json] = {}
+    if _starts_deepspeed(name, draft):
+        check_tool(RUNNERS["deepspeed"], python)
     if name == "deepspeed":
         draft, resolutions, autos = _resolved(draft, steps)
+    elif name == "transformers" and "accelerate" in draft.files:
+        resolutions.append("the Accelerate file is not used by the Trainer: its strategy is proved by that file alone")
     small, sizes = proof_draft(draft)
     base = os.path.abspath(model) if model else _write_base(small, sizes, steps, folder)
     text = with_base(small, base)
@@ -73,6 +73,8 @@ def prove(draft: Draft, *, model: str, python: str, steps: int, folder: str) -> 
         steps=steps,
         length=job.program.steps,
         autos=autos,
+        engine=draft.files["deepspeed"].root if name != "deepspeed" and "deepspeed" in draft.files else {},
+        path=os.path.abspath(draft.files[name].path),
     )
     write_setup(folder, setup)
     write_program(folder, one.program, one.places)
@@ -87,6 +89,12 @@ def prove(draft: Draft, *, model: str, python: str, steps: int, folder: str) -> 
     findings = compare_curves(tool_curve, job_curve, at_tool_rates, factors)
     changes = [*resolutions, *sizes.changes, *(change for change in tool_curve.changes if change not in sizes.changes)]
     return Proof(tool_curve, job_curve, at_tool_rates, sizes, changes, findings)
+
+
+def _starts_deepspeed(name: str, draft: Draft) -> bool:
+    """True if another tool starts DeepSpeed, which must be installed beside it."""
+    kind = draft.files["accelerate"].value("distributed_type") if name == "accelerate" else None
+    return str(kind).upper() == "DEEPSPEED" or (name == "transformers" and "deepspeed" in draft.files)
 
 
 def _write_base(draft: Draft, sizes: ProofSizes, steps: int, folder: str) -> str:
@@ -142,14 +150,6 @@ _ARGUMENTS: dict[str, Json] = {"learning_rate": 1e-3, "weight_decay": 0.01, "ada
 def _resolved(draft: Draft, steps: int) -> tuple[Draft, list[str], Mapping[str, Json]]:
     """Returns the draft of a DeepSpeed file with its `auto` resolved, with what was changed, and each value."""
     file = draft.files["deepspeed"]
-    if draft.arguments:
-        length = training_length(draft, steps)
-        arguments = {"max_steps": length, **draft.arguments}
-        share = arguments.get("warmup_ratio")
-        if isinstance(share, float):
-            arguments["warmup_steps"] = math.ceil(share * length)
-        change = "the Trainer -> DeepSpeed with its arguments: the Trainer starts DeepSpeed on accelerators alone"
-        return draft, [change], {key: value for key, (value, _) in resolve_autos(arguments).items()}
     if not any(is_auto(value) for _, value in file.values()):
         return draft, [], {}
     arguments = {**_ARGUMENTS, "max_steps": steps}

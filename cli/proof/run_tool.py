@@ -44,11 +44,8 @@ RUNNERS = {
     "transformers": Tool("transformers", "transformers", "transformers[torch]"),
     "accelerate": Tool("Accelerate", "accelerate", "accelerate", accelerate_launch),
     "lightning": Tool("Lightning", "lightning", "lightning"),
-}
-
-NOT_RUN = {
-    "torchtitan": "it trains on accelerators alone, and asks for CUDA where it finds none",
-    "axolotl": "it configures the Trainer of transformers, whose arguments --prove takes",
+    "torchtitan": Tool("torchtitan", "torchtitan", "torchtitan==0.2.2 triton"),
+    "axolotl": Tool("Axolotl", "axolotl", "axolotl"),
 }
 
 

@@ -10,14 +10,24 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dslc.conversion.convert import convert
 from dslc.main import main
 from dslc.proof.compare_curves import compare_curves
-from dslc.proof.runners.proof_files import Curve
+from dslc.proof.runners import (
+    accelerate_runner,
+    axolotl_runner,
+    lightning_runner,
+    torchtitan_runner,
+    transformers_runner,
+)
+from dslc.proof.runners.proof_files import Curve, ProofSetup
 
 PYTHON = os.environ.get("DSLC_TOOLS_PYTHON", sys.executable)
 LOSSES = [4.0, 3.5, 3.0, 2.5, 2.25, 2.0]
@@ -78,6 +88,19 @@ CONFIGURATIONS = {
     ),
     "accelerate": ("accelerate.json", {"compute_environment": "LOCAL_MACHINE", "distributed_type": "MULTI_GPU",
                                        "num_processes": 8, "mixed_precision": "bf16"}),
+    "accelerate, FSDP 2": ("accelerate.json", {"compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP",
+                           "num_processes": 8, "fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_forward": True,
+                           "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}}),
+    "transformers, FSDP 2": (
+        "args.json",
+        {"per_device_train_batch_size": 2, "max_steps": 12, "learning_rate": 0.01, "fsdp": "full_shard auto_wrap"},
+    ),
+    "torchtitan": ("train.toml", "[training]\nlocal_batch_size = 2\nseq_len = 32\nsteps = 12\n"),
+    "axolotl": (
+        "axolotl.json",
+        {"base_model": "tiny", "datasets": [{"path": "a.jsonl", "type": "completion"}], "micro_batch_size": 2,
+         "gradient_accumulation_steps": 2, "max_steps": 12, "learning_rate": 0.01, "optimizer": "adamw_torch"},
+    ),
     "lightning": (
         "trainer.json",
         {
@@ -90,17 +113,19 @@ IMPORTS = {"transformers": "from transformers import Trainer", "accelerate": "fr
 
 
 @pytest.mark.parametrize(
-    "tool", [pytest.param(tool, marks=[pytest.mark.slow] * (tool != "accelerate")) for tool in CONFIGURATIONS]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "accelerate, FSDP 2")) for name in CONFIGURATIONS]
 )
-def test_a_tool_and_its_job_have_one_curve(tool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tool_and_its_job_have_one_curve(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tool, _, engine = name.partition(", ")
     if subprocess.run([PYTHON, "-c", IMPORTS.get(tool, f"import {tool}")], capture_output=True).returncode:
         pytest.skip(f"{tool} cannot be imported in {PYTHON}")
-    name, config = CONFIGURATIONS[tool]
-    (tmp_path / name).write_text(json.dumps(config))
-    command = ["convert", str(tmp_path / name), "--from", tool, "--prove", "--python", PYTHON, "--steps", "6"]
+    file, config = CONFIGURATIONS[name]
+    (tmp_path / file).write_text(config if isinstance(config, str) else json.dumps(config))
+    command = ["convert", str(tmp_path / file), "--from", tool, "--prove", "--python", PYTHON, "--steps", "6"]
     assert main(command) == 0
     printed = capsys.readouterr().out
     assert "the losses of step 1 are the same" in printed
+    assert engine in printed.splitlines()[1]
     if tool == "accelerate":  # its schedule moves once for each process, and the curves meet at its rates
         assert "moves 2 times in a step: once for each rank" in printed
         assert "the schedule is all that differs" in printed
@@ -138,7 +163,78 @@ def test_options_of_a_proof_need_it(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "belong to --prove" in capsys.readouterr().err
 
 
-def test_a_tool_that_needs_gpus_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "llama.toml").write_text("[training]\nseq_len = 8\nlocal_batch_size = 2\n")
-    assert main(["convert", str(tmp_path / "llama.toml"), "--prove"]) == 1
-    assert "--prove does not run torchtitan: it trains on accelerators alone" in capsys.readouterr().err
+def test_an_engine_that_is_not_installed_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Accelerate is installed, and DeepSpeed beside it is not."""
+    python = tmp_path / "python"
+    code = "import sys; sys.modules['deepspeed'] = None; exec(sys.argv[-1])"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}" "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "a.json").write_text(
+        json.dumps({"compute_environment": "LOCAL_MACHINE", "distributed_type": "DEEPSPEED", "num_processes": 2})
+    )
+    assert main(["convert", str(tmp_path / "a.json"), "--prove", "--python", str(python)]) == 3
+    assert f"DeepSpeed is not installed in {python}" in capsys.readouterr().err
+
+
+def setup(config: dict[str, Any], **others: Any) -> ProofSetup:
+    return ProofSetup(config=config, micro=2, accumulation=1, ranks=2, steps=4, length=9, **others)
+
+
+def test_settings_that_cpus_do_not_run_are_named() -> None:
+    """What ran in their place is never silent."""
+    fsdp = {"fsdp_offload_params": True, "fsdp_sync_module_states": True, "fsdp_transformer_layer_cls_to_wrap": "Block",
+            "fsdp_sharding_strategy": "HYBRID_SHARD"}  # fmt: skip
+    config, changes = accelerate_runner.adapt_config(setup({"distributed_type": "FSDP", "fsdp_config": fsdp}))
+    assert config["distributed_type"] == "FSDP" and config["fsdp_config"]["fsdp_sync_module_states"] is False
+    assert [change.partition(" ")[0] for change in changes] == [
+        "FSDP", "fsdp_offload_params", "fsdp_sync_module_states", "fsdp_sharding_strategy",
+        "fsdp_transformer_layer_cls_to_wrap"
+    ]  # fmt: skip
+    deepspeed = {"zero_stage": 3, "offload_param_device": "cpu", "deepspeed_multinode_launcher": "standard"}
+    stated = {"distributed_type": "DEEPSPEED", "deepspeed_config": deepspeed}
+    config, changes = accelerate_runner.adapt_config(setup(stated))
+    assert config["deepspeed_config"] == {"zero_stage": 3, "gradient_accumulation_steps": 1}
+    assert changes[1:] == ["offload_param_device cpu -> none: all memory is the host's here"]
+
+    known = {"fsdp", "fsdp_config", "deepspeed", "learning_rate"}
+    stated = {"fsdp": "full_shard offload", "fsdp_config": {"fsdp_offload_params": True, "version": 2}}
+    arguments, changes = transformers_runner.adapt_arguments(setup(stated), known)
+    assert arguments["fsdp"] == ["full_shard"] and arguments["fsdp_config"]["version"] == 2
+    assert not arguments["use_cpu"] and len(changes) == 3
+    engine = {"zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}, "bf16": {"enabled": True},
+              "train_batch_size": "auto"}  # fmt: skip
+    arguments, changes = transformers_runner.adapt_arguments(setup({"learning_rate": "5e-5"}, engine=engine), known)
+    assert arguments["deepspeed"]["zero_optimization"] == {"stage": 3}
+    assert arguments["deepspeed"]["train_batch_size"] == 4 and changes[1].startswith("bf16 -> fp32")
+    assert transformers_runner.adapt_arguments(setup({}), known)[0]["use_cpu"]
+    one = replace(setup({"fsdp": "full_shard", "distributed_type": "FSDP"}), ranks=1)
+    assert accelerate_runner.adapt_config(one)[1] == ["FSDP is off: one rank shards nothing"]
+    assert transformers_runner.adapt_arguments(one, known)[1] == ["fsdp is off: one rank shards nothing"]
+
+    stated = {"bf16": True, "rl": "dpo", "optimizer": "adamw_bnb_8bit", "lora_r": 8, "micro_batch_size": 64}
+    config, changes = axolotl_runner.adapt_config(setup(stated))
+    assert config["micro_batch_size"] == 2 and "lora_r" not in config
+    assert changes == ["bf16 is off: both train in fp32", "rl is off: the loss is the job's",
+                       "optimizer adamw_bnb_8bit -> adamw_torch"]  # fmt: skip
+
+    stated = {"trainer": {"strategy": "fsdp", "devices": 8}}
+    arguments, changes = lightning_runner.adapt_trainer(setup(stated), {"strategy", "devices"}, lambda _: "no GPU")
+    assert arguments["strategy"] == "ddp" and changes == ["strategy fsdp -> ddp: no GPU"]
+
+
+def test_torchtitan_keeps_replicas_apart_from_shards() -> None:
+    def config(**parallelism: int) -> Any:
+        sections = {
+            name: SimpleNamespace(**dict.fromkeys(keys, "stated")) for name, keys in torchtitan_runner._FIXED.items()
+        }
+        sections["parallelism"].__dict__.update(parallelism)
+        return SimpleNamespace(**sections)
+
+    replicated = config(data_parallel_replicate_degree=8, data_parallel_shard_degree=1)
+    changes = torchtitan_runner.adapt_config(replicated, setup({}))
+    assert replicated.parallelism.data_parallel_replicate_degree == 2 and replicated.training.global_batch_size == 4
+    assert "training.mixed_precision_param stated -> float32: both train in fp32" in changes
+    sharded = config(data_parallel_replicate_degree=8, data_parallel_shard_degree=4)
+    torchtitan_runner.adapt_config(sharded, setup({}))
+    degrees = sharded.parallelism.data_parallel_replicate_degree, sharded.parallelism.data_parallel_shard_degree
+    assert degrees == (1, -1) and sharded.training.steps == 9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from dslc.proof.runners.proof_files import (
@@ -23,12 +24,29 @@ _PRECISIONS = ("fp16", "bf16", "bfloat16", "amp", "torch_autocast")
 _AXES = ("tensor_parallel", "sequence_parallel_size", "pipeline")
 _MONITORS = ("wandb", "comet", "tensorboard", "csv_monitor", "flops_profiler", "autotuning", "elasticity", "aio")
 _CUDA_ZERO = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights")
+_OF_THE_MODEL = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 
 
 def adapt_config(setup: ProofSetup) -> tuple[dict[str, Any], list[str]]:
     """Returns the configuration for CPUs and these ranks without any `auto`, and what was changed for it."""
+    config, changes = _adapt(setup.config, setup)
+    _resolve_autos(config, setup)
+    return config, changes
+
+
+def adapt_engine(setup: ProofSetup) -> tuple[dict[str, Any], list[str]]:
+    """Returns the configuration of DeepSpeed beside a tool's, which resolves each `auto`, and what was changed."""
+    config, changes = _adapt(setup.engine, setup)
+    zero = config.get("zero_optimization", {})
+    for key in _OF_THE_MODEL:  # the tool takes these from the model's configuration, which this network does not have
+        if zero.get(key) == "auto":
+            del zero[key]
+    return config, changes
+
+
+def _adapt(stated: Mapping[str, Any], setup: ProofSetup) -> tuple[dict[str, Any], list[str]]:
     config: dict[str, Any]
-    config, changes = copy.deepcopy(dict(setup.config)), []
+    config, changes = copy.deepcopy(dict(stated)), []
     for key in _PRECISIONS:
         section = config.pop(key, None)
         if isinstance(section, dict) and section.get("enabled") not in (None, False, "auto"):
@@ -54,7 +72,6 @@ def adapt_config(setup: ProofSetup) -> tuple[dict[str, Any], list[str]]:
         "gradient_accumulation_steps": setup.accumulation,
     }
     config.update(sizes)
-    _resolve_autos(config, setup)
     config["steps_per_print"] = 10**9
     return config, changes
 

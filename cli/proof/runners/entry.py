@@ -15,3 +15,6 @@ if __name__ == "__main__":
         site.addsitedir(folder)
     tool, proof_folder = sys.argv[1:3]
     importlib.import_module(f"dslc.proof.runners.{tool}_runner").main(proof_folder)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # torch may wait for gloo's thread forever: it holds the interpreter's lock, which that thread needs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+from collections.abc import Callable
 from typing import Any
 
 from dslc.proof.runners.proof_files import (
@@ -28,8 +29,27 @@ _LEFT_OUT = ("logger", "callbacks", "plugins", "profiler", "default_root_dir", "
              "min_steps", "detect_anomaly", "log_every_n_steps", "inference_mode")  # fmt: skip
 
 
-def adapt_trainer(setup: ProofSetup, known: set[str]) -> tuple[dict[str, Any], list[str]]:
-    """Returns the arguments of the Trainer for CPUs and these ranks, and what was changed for it."""
+def cpu_refusal(trainer_class: Any, strategy: Any, ranks: int) -> str:
+    """Returns what Lightning says of the strategy on CPUs, or what DDP does in its place."""
+    try:
+        if isinstance(strategy, dict):
+            module, _, name = str(strategy["class_path"]).rpartition(".")
+            module = module or "lightning.pytorch.strategies"
+            strategy = getattr(importlib.import_module(module), name)(**(strategy.get("init_args") or {}))
+        trainer = trainer_class(accelerator="cpu", devices=ranks, strategy=strategy, logger=False)
+        if "DeepSpeed" in type(trainer.strategy).__name__:
+            trainer.strategy.setup_environment()
+    except Exception as error:  # of whatever kind: its text is shown
+        return f'Lightning says "{" ".join(str(error).split())}"'
+    return "the ranks hold copies, and the updates are the same"
+
+
+def adapt_trainer(
+    setup: ProofSetup, known: set[str], refusal: Callable[[Any], str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Returns the arguments of the Trainer for CPUs and these ranks, and what was changed for it. `refusal` returns why
+    a strategy does not run on CPUs.
+    """
     stated = setup.config.get("trainer") or {}
     arguments = {key: value for key, value in stated.items() if key in known and key not in _LEFT_OUT}
     changes = [f"trainer.{key} is no argument of this Trainer" for key in stated if key not in known]
@@ -38,8 +58,10 @@ def adapt_trainer(setup: ProofSetup, known: set[str]) -> tuple[dict[str, Any], l
         changes.append(f"precision {precision} -> 32: both train in fp32")
     strategy = arguments.pop("strategy", None)
     name = strategy.get("class_path") if isinstance(strategy, dict) else strategy
-    if name not in (None, "auto", "ddp") and not str(name).startswith("ddp"):
-        changes.append(f"strategy {name} -> ddp: Lightning runs it on accelerators alone; the updates are the same")
+    if isinstance(strategy, dict) and strategy.get("init_args"):
+        changes.append("strategy.init_args are off")
+    if name not in (None, "auto") and "ddp" not in str(name).lower():
+        changes.append(f"strategy {name} -> ddp: {refusal(strategy)}")
     if str(arguments.pop("accelerator", "cpu")) not in ("cpu", "auto"):
         changes.append("accelerator -> cpu")
     arguments.update(
@@ -80,7 +102,9 @@ def main(folder: str) -> None:
     setup = read_setup(folder)
     job, place = load_program(folder)
     known = set(inspect.signature(lightning.Trainer.__init__).parameters)
-    arguments, changes = adapt_trainer(setup, known)
+    arguments, changes = adapt_trainer(
+        setup, known, lambda strategy: cpu_refusal(lightning.Trainer, strategy, setup.ranks)
+    )
     curve = Curve(name=f"Lightning {lightning.__version__}", changes=changes)
 
     class RecordedModule(lightning.LightningModule):  # type: ignore[misc]

@@ -28,7 +28,8 @@ class ProofSetup:
     """What a tool trains: its configuration as plain data, and the sizes on this machine.
 
     `length` is the number of steps of the whole training, which schedules see; `steps` of them are run. `autos` are the
-    values of keys that the configuration leaves to `auto`, as dotted paths.
+    values of keys that the configuration leaves to `auto`, as dotted paths. `engine` is the configuration of DeepSpeed
+    that belongs to a tool's, and `path` the file of the configuration.
     """
 
     config: Mapping[str, Any]
@@ -38,6 +39,8 @@ class ProofSetup:
     steps: int
     length: int
     autos: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    path: str = ""
 
     @property
     def batch(self) -> int:
@@ -77,7 +80,7 @@ def read_setup(folder: str) -> ProofSetup:
 
 
 def leave_curve(folder: str, curve: Curve) -> None:
-    """Writes the curve on rank 0, and leaves the group of ranks once all are here."""
+    """Writes the curve on rank 0, and returns once all ranks are here. `entry.py` ends the process without more."""
     import torch.distributed as dist
 
     if not dist.is_initialized() or dist.get_rank() == 0:
@@ -85,7 +88,6 @@ def leave_curve(folder: str, curve: Curve) -> None:
             json.dump(asdict(curve), file)
     if dist.is_initialized():
         dist.barrier()
-        dist.destroy_process_group()
 
 
 def read_curve(folder: str) -> Curve:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dslc.proof.runners.accelerate_state import NO_DEVICES, engine_title, name_blocks, start_engine_on_cpus
+from dslc.proof.runners.deepspeed_runner import adapt_engine
 from dslc.proof.runners.proof_files import (
     Curve,
     ProofSetup,
@@ -18,6 +20,9 @@ from dslc.proof.runners.proof_files import (
     read_setup,
 )
 
+if TYPE_CHECKING:
+    from dslc.compiler.ir.program import JobProgram, RankPlace
+
 # Arguments that this machine cannot run, or that change no update.
 _OFF = {
     "bf16": "both train in fp32",
@@ -25,18 +30,59 @@ _OFF = {
     "tf32": "",
     "torch_compile": "nothing is compiled",
     "gradient_checkpointing": "nothing is recomputed: the updates are the same",
-    "fsdp": "the ranks hold copies, by DDP: the updates are the same",
-    "fsdp_config": "",
     "load_best_model_at_end": "",
     "push_to_hub": "",
     "label_smoothing_factor": "the loss is the job's",
     "neftune_noise_alpha": "no noise is added",
     "parallelism_config": "",
     "accelerator_config": "",
-    "deepspeed": "",
     "resume_from_checkpoint": "",
 }
+# Settings of FSDP that need an accelerator, each with the reason.
+_FSDP_OFF = {
+    "cpu_ram_efficient_loading": "each rank loads the weights: it needs sync_module_states",
+    "sync_module_states": NO_DEVICES,
+    "activation_checkpointing": "nothing is recomputed: the updates are the same",
+    "offload_params": "all memory is the host's here",
+    "transformer_layer_cls_to_wrap": "the blocks of this network are wrapped",
+}
 _SMALL_STATE = ("8bit", "4bit", "paged", "fused", "torchao", "apex", "npu", "xla", "bnb")
+
+
+def engine_of(setup: ProofSetup) -> str:
+    """Returns `fsdp`, `deepspeed`, or the empty string for DDP."""
+    if setup.ranks == 1:
+        return ""
+    return "deepspeed" if setup.engine else "fsdp" if setup.config.get("fsdp") else ""
+
+
+def _adapt_engine(engine: str, arguments: dict[str, Any], setup: ProofSetup) -> list[str]:
+    """Adapts the arguments for FSDP or DeepSpeed, and returns what was changed for it."""
+    stated = {key: arguments.pop(key, None) for key in ("fsdp", "fsdp_config", "deepspeed")}
+    if not engine:
+        named = [key for key in ("fsdp", "deepspeed") if stated[key]]
+        return [f"{key} is off: one rank shards nothing" for key in named]
+    title = "FSDP" if engine == "fsdp" else "DeepSpeed"
+    changes = [f"{title} over gloo: the state of Accelerate is made on CPUs, where the Trainer chooses DDP by itself"]
+    arguments["accelerator_config"] = {"use_configured_state": True}
+    arguments["use_cpu"] = False
+    if engine == "deepspeed":
+        arguments["deepspeed"], others = adapt_engine(setup)
+        return changes + others
+    config = {key.removeprefix("fsdp_"): value for key, value in dict(stated["fsdp_config"] or {}).items()}
+    for key in [key for key in setup.config if key.startswith("fsdp_") and key != "fsdp_config"]:
+        changes.append(f"{key} is no argument of this Trainer")
+    for key, reason in _FSDP_OFF.items():
+        if config.get(key) and reason:
+            changes.append(f"fsdp_config.{key} {config[key]} is off: {reason}")
+        config.pop(key, None)
+    config.update(sync_module_states=False, cpu_ram_efficient_loading=False)
+    words = stated["fsdp"].split() if isinstance(stated["fsdp"], str) else stated["fsdp"]
+    if isinstance(words, list) and "offload" in words:
+        words = [word for word in words if word != "offload"]
+        changes.append("fsdp offload is off: all memory is the host's here")
+    arguments["fsdp"], arguments["fsdp_config"] = words, config
+    return changes
 
 
 def adapt_arguments(setup: ProofSetup, known: set[str]) -> tuple[dict[str, Any], list[str]]:
@@ -59,13 +105,14 @@ def adapt_arguments(setup: ProofSetup, known: set[str]) -> tuple[dict[str, Any],
     for key in ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "warmup_ratio"):
         if isinstance(arguments.get(key), str):
             arguments[key] = float(arguments[key])  # such as 5e-5, which YAML reads as text
+    arguments = {"use_cpu": True, **arguments}
+    changes += _adapt_engine(engine_of(setup), arguments, setup)
     return {
         **arguments,
         "per_device_train_batch_size": setup.micro,
         "gradient_accumulation_steps": setup.accumulation,
         "max_steps": setup.length,
         "train_sampling_strategy": "sequential",
-        "use_cpu": True,
         "report_to": "none",
         "save_strategy": "no",
         "eval_strategy": "no",
@@ -74,32 +121,22 @@ def adapt_arguments(setup: ProofSetup, known: set[str]) -> tuple[dict[str, Any],
     }, changes
 
 
-def main(folder: str) -> None:
+def record_trainer(base: Any, curve: Curve, setup: ProofSetup) -> tuple[Any, Any]:
+    """Returns a class of Trainer that trains the network with its loss, and the callback that fills the curve."""
     import torch
-    import transformers
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers import TrainerCallback
 
-    setup = read_setup(folder)
-    job, place = load_program(folder)
-    arguments, changes = adapt_arguments(setup, {field.name for field in fields(TrainingArguments)})
-    arguments["output_dir"] = os.path.join(folder, "transformers")
-    curve = Curve(name=f"transformers {transformers.__version__}", changes=changes)
-    samples = load_samples(job, place, setup.steps)
-    curve.targets = count_targets(samples, setup, job)
-    rows = [{"input": input, "target": target} for input, target in (samples[n] for n in range(len(samples)))]
     losses: list[torch.Tensor] = []
     rates: list[float] = []
 
-    class RecordedTrainer(Trainer):
+    class RecordedTrainer(base):  # type: ignore[misc]
         def compute_loss(self, model: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
             loss = model(**inputs)
             losses.append(loss.detach())
+            rates.append(float(self.optimizer.param_groups[0]["lr"]))  # DeepSpeed updates in the backward pass
             return loss
 
-    class CurveRecorder(TrainerCallback):
-        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-            rates.append(float(parts["optimizer"].param_groups[0]["lr"]))
-
+    class CurveRecorder(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
             control.should_training_stop = state.global_step >= setup.steps
 
@@ -110,8 +147,32 @@ def main(folder: str) -> None:
             curve.add(mean_over_ranks(torch.stack(losses).mean()), None if norm is None else float(norm), rates[-1])
             losses.clear()
 
-    trainer = RecordedTrainer(
-        model=load_network(job), args=TrainingArguments(**arguments), train_dataset=rows, callbacks=[CurveRecorder()]
-    )
+    return RecordedTrainer, CurveRecorder()
+
+
+def load_rows(job: JobProgram, place: RankPlace, setup: ProofSetup, curve: Curve) -> list[dict[str, Any]]:
+    """Returns the samples of the first steps as the Trainer takes them."""
+    samples = load_samples(job, place, setup.steps)
+    curve.targets = count_targets(samples, setup, job)
+    return [{"input": input, "target": target} for input, target in (samples[n] for n in range(len(samples)))]
+
+
+def main(folder: str) -> None:
+    import transformers
+    from transformers import Trainer, TrainingArguments
+
+    setup = read_setup(folder)
+    job, place = load_program(folder)
+    if engine_of(setup):
+        start_engine_on_cpus(engine_of(setup))
+    arguments, changes = adapt_arguments(setup, {field.name for field in fields(TrainingArguments)})
+    arguments["output_dir"] = os.path.join(folder, "transformers")
+    curve = Curve(name=f"transformers {transformers.__version__}", changes=changes)
+    rows = load_rows(job, place, setup, curve)
+    network: Any = load_network(job)
+    name_blocks(network, network.network)
+    recorded, recorder = record_trainer(Trainer, curve, setup)
+    trainer = recorded(model=network, args=TrainingArguments(**arguments), train_dataset=rows, callbacks=[recorder])
     trainer.train()
+    curve.name += f", {engine_title(trainer.model_wrapped)}"
     leave_curve(folder, curve)

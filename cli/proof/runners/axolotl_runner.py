@@ -1,0 +1,152 @@
+"""Trains with Axolotl's own trainer, made by its builder from the YAML that its schema has validated.
+
+Axolotl would load a model of the hub and tokenize data sets. The job's network and samples stand in their place.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from dslc.proof.runners.accelerate_state import engine_title
+from dslc.proof.runners.proof_files import Curve, ProofSetup, leave_curve, load_network, load_program, read_setup
+from dslc.proof.runners.transformers_runner import load_rows, record_trainer
+
+# Keys that this machine cannot run or that change no update, each with the reason where the updates could differ.
+_OFF = {
+    "bf16": "both train in fp32",
+    "fp16": "both train in fp32",
+    "fp8": "both train in fp32",
+    "tf32": "",
+    "load_in_8bit": "the network is not quantized",
+    "load_in_4bit": "the network is not quantized",
+    "adapter": "all parameters train",
+    "flash_attention": "",
+    "xformers_attention": "",
+    "sdp_attention": "",
+    "flex_attention": "",
+    "attn_implementation": "",
+    "torch_compile": "nothing is compiled",
+    "gradient_checkpointing": "nothing is recomputed: the updates are the same",
+    "activation_offloading": "",
+    "layer_offloading": "",
+    "sample_packing": "the samples are the job's",
+    "eval_sample_packing": "",
+    "pad_to_sequence_len": "",
+    "fsdp": "the ranks hold copies, by DDP: the updates are the same",
+    "fsdp_config": "",
+    "fsdp_version": "",
+    "deepspeed": "the ranks hold copies, by DDP: the updates are the same",
+    "tensor_parallel_size": "the ranks share the samples out",
+    "context_parallel_size": "the ranks share the samples out",
+    "dp_shard_size": "",
+    "dp_replicate_size": "",
+    "rl": "the loss is the job's",
+    "reward_model": "the loss is the job's",
+    "process_reward_model": "the loss is the job's",
+    "trl": "",
+    "plugins": "plugins change the model, which is the job's",
+    "neftune_noise_alpha": "no noise is added",
+    "noisy_embedding_alpha": "no noise is added",
+    "chat_template": "",
+    "use_wandb": "",
+    "wandb_project": "",
+    "use_mlflow": "",
+    "use_comet": "",
+    "hub_model_id": "",
+    "resume_from_checkpoint": "",
+    "auto_resume_from_checkpoints": "",
+    "early_stopping_patience": "",
+    "loss_watchdog_threshold": "",
+    "load_best_model_at_end": "",
+    "val_set_size": "nothing is evaluated",
+    "test_datasets": "",
+    "eval_steps": "",
+    "evals_per_epoch": "",
+    "eval_strategy": "",
+    "saves_per_epoch": "",
+    "save_steps": "",
+    "dataloader_num_workers": "",
+    "dataloader_prefetch_factor": "",
+}
+_SMALL_STATE = ("8bit", "4bit", "paged", "fused", "torchao", "apex", "bnb", "fp8")
+_MACHINE = {"bf16": False, "fp8": False, "tf32": False, "n_gpu": 1, "compute_capability": ""}
+
+
+def adapt_config(setup: ProofSetup) -> tuple[dict[str, Any], list[str]]:
+    """Returns the configuration for CPUs and these ranks, and what was changed for it."""
+    config, changes = dict(setup.config), []
+    for key, reason in _OFF.items():
+        value = config.pop(key, None)
+        if reason and value not in (None, False, "", 0, []):
+            changes.append(f"{key} is off: {reason}")
+    for key in [key for key in config if key.startswith(("lora_", "liger_", "cut_cross_", "fused_", "peft_"))]:
+        del config[key]
+    optimizer = str(config.get("optimizer") or "")
+    if "adamw" in optimizer and any(word in optimizer for word in _SMALL_STATE):
+        config["optimizer"] = "adamw_torch"
+        changes.append(f"optimizer {optimizer} -> adamw_torch")
+    if isinstance(config.get("learning_rate"), str):
+        config["learning_rate"] = float(config["learning_rate"])  # such as 5e-5, which YAML reads as text
+    config.pop("batch_size", None)
+    config.update(
+        bf16=False,
+        fp16=False,
+        micro_batch_size=setup.micro,
+        gradient_accumulation_steps=setup.accumulation,
+        max_steps=setup.length,
+        logging_steps=1,
+        save_strategy="no",
+        val_set_size=0,
+    )
+    return config, changes
+
+
+def main(folder: str) -> None:
+    os.environ["AXOLOTL_DO_NOT_TRACK"] = "1"
+    from importlib.metadata import version
+
+    from axolotl.core.builders import HFCausalTrainerBuilder
+    from axolotl.core.trainers import AxolotlTrainer
+    from axolotl.utils.config import validate_config
+    from axolotl.utils.dict import DictDefault
+    from datasets import Dataset
+
+    setup = read_setup(folder)
+    job, place = load_program(folder)
+    adapted, changes = adapt_config(setup)
+    curve = Curve(name=f"Axolotl {version('axolotl')}", changes=changes)
+    config = validate_config(DictDefault(adapted), _MACHINE, {"torch_version": version("torch").partition("+")[0]})
+    config.output_dir = os.path.join(folder, "axolotl")
+    config.datasets = config.pretraining_dataset = None
+    config.remove_unused_columns = False
+    rows = [{key: value.numpy() for key, value in row.items()} for row in load_rows(job, place, setup, curve)]
+    recorded, recorder = record_trainer(AxolotlTrainer, curve, setup)
+
+    class ProofBuilder(HFCausalTrainerBuilder):  # type: ignore[misc]
+        """Axolotl's builder, for the network and the samples of the job."""
+
+        def _get_trainer_cls(self) -> Any:
+            return recorded
+
+        def build_collator(self, *arguments: Any, **options: Any) -> Any:
+            return None
+
+        def hook_pre_create_training_args(self, arguments: dict[str, Any]) -> dict[str, Any]:
+            return {
+                **arguments,
+                "use_cpu": True,
+                "train_sampling_strategy": "sequential",
+                "curriculum_sampling": True,
+                "dataloader_num_workers": 0,
+                "dataloader_prefetch_factor": None,
+                "disable_tqdm": True,
+            }
+
+    builder = ProofBuilder(config, load_network(job), None)
+    builder.train_dataset = Dataset.from_list(rows).with_format("torch")
+    trainer = builder.build(setup.length)
+    trainer.add_callback(recorder)
+    trainer.train()
+    curve.name += f", {engine_title(trainer.model_wrapped)}"
+    leave_curve(folder, curve)
