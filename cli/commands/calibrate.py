@@ -306,7 +306,7 @@ def _steps_of_small_jobs() -> list[TimedStep]:
     """Trains small jobs, with a bar. Raises KeyboardInterrupt."""
     import dslc.runtime.launch  # noqa: F401 - before ranks are forked
 
-    print("training small jobs on this machine, for less than a minute", flush=True)
+    print("training small jobs on this machine, for about a minute", flush=True)
     screen, steps = _ProgressScreen(SMALL_TRAININGS), []
     with screen.bar:
         for each in steps_of_small_jobs():
