@@ -32,12 +32,12 @@ def lightning_values() -> Callable[[str], dict[str, Any]]:
     from lightning.pytorch.accelerators import cuda
 
     for module in (fabric_cuda, cuda):
-        module.num_cuda_devices = lambda: GPUS  # type: ignore[attr-defined]
-    fabric_cuda.is_cuda_available = lambda: True  # type: ignore[attr-defined]
-    fabric_cuda._get_all_visible_cuda_devices = lambda: list(range(GPUS))  # type: ignore[attr-defined]
+        module.num_cuda_devices = lambda: GPUS
+    fabric_cuda.is_cuda_available = lambda: True
+    fabric_cuda._get_all_visible_cuda_devices = lambda: list(range(GPUS))
     torch.cuda.device_count = lambda: GPUS
     torch.cuda.is_available = lambda: True
-    torch.cuda.is_bf16_supported = lambda *_, **__: True  # type: ignore[assignment]
+    torch.cuda.is_bf16_supported = lambda *_, **__: True
 
     def values(path: str) -> dict[str, Any]:
         with open(path, encoding="utf-8-sig") as file:

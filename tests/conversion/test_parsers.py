@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.parsers import compare
+from dslc.dsl.json_value import Json
 
 TOML = "[training]\nseq_len = 64\nlocal_batch_size = 2\nsteps = 10\n\n[optimizer]\nlr = 0.5\n"
 
@@ -17,7 +18,15 @@ TOML = "[training]\nseq_len = 64\nlocal_batch_size = 2\nsteps = 10\n\n[optimizer
 def test_a_file_is_taken_refused_or_differs(tmp_path: Path) -> None:
     path = tmp_path / "train.toml"
     path.write_text(TOML)
-    values = {"micro": 2, "lr": 0.5, "steps": 10, "context": 64, "clip": 1.0, "precision": "bf16", "seed": None}
+    values: dict[str, Json] = {
+        "micro": 2,
+        "lr": 0.5,
+        "steps": 10,
+        "context": 64,
+        "clip": 1.0,
+        "precision": "bf16",
+        "seed": None,
+    }
     assert compare(str(path), "torchtitan", {**values, "devices": [1, 8]}) == ("taken by both", "")
     assert compare(str(path), "torchtitan", {**values, "lr": 0.25}) == ("taken by both", "lr 0.25, in the job 0.5")
     assert compare(str(path), "torchtitan", "Error: no") == ("refused by the tool alone", "Error: no")

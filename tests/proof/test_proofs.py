@@ -211,8 +211,14 @@ def test_settings_that_cpus_do_not_run_are_named() -> None:
     assert accelerate_runner.adapt_config(one)[1] == ["FSDP is off: one rank shards nothing"]
     assert transformers_runner.adapt_arguments(one, known)[1] == ["fsdp is off: one rank shards nothing"]
 
-    stated = {"bf16": True, "rl": "dpo", "optimizer": "adamw_bnb_8bit", "lora_r": 8, "micro_batch_size": 64}
-    config, changes = axolotl_runner.adapt_config(setup(stated))
+    tuning: dict[str, Any] = {
+        "bf16": True,
+        "rl": "dpo",
+        "optimizer": "adamw_bnb_8bit",
+        "lora_r": 8,
+        "micro_batch_size": 64,
+    }
+    config, changes = axolotl_runner.adapt_config(setup(tuning))
     assert config["micro_batch_size"] == 2 and "lora_r" not in config
     assert changes == ["bf16 is off: both train in fp32", "rl is off: the loss is the job's",
                        "optimizer adamw_bnb_8bit -> adamw_torch"]  # fmt: skip

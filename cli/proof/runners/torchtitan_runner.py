@@ -204,6 +204,7 @@ def main(folder: str) -> None:
         raise ValueError("torchtitan trains language models with cross entropy: --model names a job with another loss")
     config = ConfigManager().parse_args([f"--job.config_file={setup.path}", f"--job.dump_folder={folder}/torchtitan"])
     curve = Curve(name=f"torchtitan {version('torchtitan')}", changes=adapt_config(config, setup))
+    network: Any = load_network(job)
     samples = load_samples(job, place, setup.steps)
     curve.targets = count_targets(samples, setup, job)
 
@@ -217,7 +218,7 @@ def main(folder: str) -> None:
     register_train_spec(
         _NAME,
         TrainSpec(
-            model_cls=make_model_class(load_network(job).network),
+            model_cls=make_model_class(network.network),
             model_args={_NAME: make_arguments()},
             parallelize_fn=shard_model,
             pipelining_fn=None,

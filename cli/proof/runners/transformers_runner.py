@@ -136,7 +136,7 @@ def record_trainer(base: Any, curve: Curve, setup: ProofSetup) -> tuple[Any, Any
             rates.append(float(self.optimizer.param_groups[0]["lr"]))  # DeepSpeed updates in the backward pass
             return loss
 
-    class CurveRecorder(TrainerCallback):  # type: ignore[misc]
+    class CurveRecorder(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
             control.should_training_stop = state.global_step >= setup.steps
 
