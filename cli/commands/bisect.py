@@ -215,6 +215,13 @@ class Trainings:
         else:
             program = replace(single.program, precision=PrecisionStep())
             wide = self._train(replace(single, program=program), "float32", mode, quiet=True)
+        if wide is None and single.program.data.structured:
+            _refuse(
+                "E1203",
+                "rounding cannot be measured: the network cannot be trained in float64, and batches are structures, "
+                "whose samples have no other order",
+                "let the network take float64 samples: without `.float()` and float32 constants",
+            )
         orders = [
             self._train(single, f"order {n}", replace(mode, reorder=n), quiet=True) for n in range(1, _ORDERS + 1)
         ]

@@ -217,7 +217,8 @@ def _verify(plan: Ready, single: Ready, by_nature: list[str], steps: int, folder
     verdict.plain = plain
     if verdict.findings[2].status != "not compared" and not noise:
         measured = _measured_rounding(single, single_result, wide_result, reruns, steps, folder)
-        _add_shares(verdict, shares_of_rounding(under_plan, single_result, measured), of_rows=verdict is not wide)
+        shares = measured and shares_of_rounding(under_plan, single_result, measured)
+        _add_shares(verdict, shares, of_rows=verdict is not wide)
     _show(verdict)
     return JOB_AT_FAULT if verdict.broken_invariants or plain.has_violation else GOOD
 
@@ -293,8 +294,10 @@ def _held_plain(
     return compare_plain(program, single_result, plain, exact=False, low=bool(single_result.low_parameters)), wide
 
 
-def _add_shares(verdict: Verdict, shares: RoundingShares, *, of_rows: bool) -> None:
-    """Adds shares of rounding to a verdict, whose rows they are, or which was made in float64."""
+def _add_shares(verdict: Verdict, shares: RoundingShares | None, *, of_rows: bool) -> None:
+    """Adds shares of rounding, if they are known, to a verdict, whose rows they are, or which was made in float64."""
+    if shares is None:
+        return
     parameter = f"{share_text(shares.parameter)} of what rounding explains (`{shares.name}`)"
     if of_rows:
         verdict.shares = shares
@@ -311,21 +314,23 @@ def _measured_rounding(
     reruns: Sequence[Observation],
     steps: int,
     folder: str,
-) -> Rounding:
+) -> Rounding | None:
     """Returns the rounding of the one process: its largest distances from a training without, which is in float64, or
-    in float32 for a job in 16 bits, and those of trainings with other orders of samples.
+    in float32 for a job in 16 bits, and those of trainings with other orders of samples. Returns None if there is none.
     """
     program = observed_program(single.program, steps)
     if wide is None and program.precision.dtype != "float32":
         program_wide = replace(program, precision=PrecisionStep())
         wide = train_observed(single, program_wide, os.path.join(folder, "one in float32"), "in float32", quiet=True)
+    if wide is None and program.data.structured:
+        return None  # the samples of a structure have no other order
     if not reruns:
         program = with_observation(program, reorder=1)
         reordered = train_observed(single, program, os.path.join(folder, "reordered"), "in another order", quiet=True)
         reruns = [reordered] if reordered else []
     reference = wide or single_result
     others = [each for each in (single_result, *reruns) if each is not reference]
-    return rounding_of(reference, others, 1.0)
+    return rounding_of(reference, others, 1.0) if others else None
 
 
 def _train_with_other_rounding(single: Ready, steps: int, folder: str) -> list[Observation]:

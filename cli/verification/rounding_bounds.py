@@ -2,8 +2,9 @@
 
 Model: one process trains several times: in float64 (in float32 where the job computes in 16 bits), which is the
 reference; in the job's precision; and with the samples of each batch in other orders. The rounding of a tensor is the
-largest distance of these from the reference, or from the first where the model cannot be float64. It is at least half a
-unit in the last place of the tensor's numbers, as each of them is rounded when it is stored.
+largest distance of these from the reference. It is at least half a unit in the last place of the tensor's numbers, as
+each of them is rounded when it is stored. If the model cannot be float64, the training in the job's precision is the
+reference. Other orders of samples do not change the rounding of an output, so outputs have no bound then.
 
 A loss and a norm are one number, which may be exact by chance. Their rounding is at least that of what they are made
 of: the largest relative rounding of an output, times the loss; the rounding of all gradients together. A tensor of
@@ -44,6 +45,8 @@ def measure_bounds(reference: Recording, trainings: Sequence[Recording]) -> dict
     last_place = _LAST_PLACE[first.precision]
     bounds: dict[TensorKey, float] = {}
     for key in reference.sums:
+        if key.kind == OUTPUT and reference is first:
+            continue
         distances = [distance(training, reference, key) for training in trainings if key in training.sums]
         finite = [each for each in distances if math.isfinite(each)]
         stored = _LAST_PLACE["float32"] if key.kind in (GRADIENT, STATE) else last_place
@@ -66,7 +69,8 @@ def _raise_chance_bounds(reference: Recording, bounds: dict[TensorKey, float], s
     outputs = _relative([key for key in keys if key.kind == OUTPUT], reference, bounds)
     for key in keys:
         if key.kind == LOSS:
-            bounds[key] = max(bounds[key], max(outputs.values(), default=0.0) * norm(reference, key))
+            made_of = outputs or _relative([each for each in keys if each.kind == GRADIENT], reference, bounds)
+            bounds[key] = max(bounds[key], max(made_of.values(), default=0.0) * norm(reference, key))
         elif key.kind == NORM:
             gradients = [bounds[each] for each in keys if each.kind == GRADIENT]
             bounds[key] = max(bounds[key], math.sqrt(sum(each**2 for each in gradients)))
@@ -75,5 +79,5 @@ def _raise_chance_bounds(reference: Recording, bounds: dict[TensorKey, float], s
 def _relative(
     keys: Sequence[TensorKey], reference: Recording, bounds: Mapping[TensorKey, float]
 ) -> dict[TensorKey, float]:
-    norms = {key: norm(reference, key) for key in keys}
+    norms = {key: norm(reference, key) for key in keys if key in bounds}
     return {key: bounds[key] / size for key, size in norms.items() if size > 0}

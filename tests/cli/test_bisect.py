@@ -152,6 +152,17 @@ def test_a_number_that_was_exact_by_chance_is_allowed_what_it_is_made_of_rounds(
     assert bounds[key("norm")] >= math.hypot(*(bounds[key("gradient", name)] for name in "ab"))
 
 
+def test_without_float64_outputs_are_not_compared() -> None:
+    """Other orders of samples change sums alone."""
+    one = noisy(1)
+    bounds = measure_bounds(one, [one, noisy(2)])
+    assert {each.kind for each in bounds} == {"loss", "gradient", "norm", "state"}
+    relative = max(bounds[each] / np.linalg.norm(one.sums[each]) for each in bounds if each.kind == "gradient")
+    assert bounds[key("loss")] >= 0.3 * relative * abs(one.sums[key("loss")][0])
+    result = find_difference(one, recording(output_a=1.0, state_b=1e-4), bounds)
+    assert result.text == "`b` after the update" and {each.kind for each in result.missing} == {"output"}
+
+
 @pytest.mark.parametrize(
     ("changes", "text", "line"),
     [
