@@ -363,3 +363,16 @@ def test_each_of_sixteen_planted_faults_is_named(recorded: Path, fault: str) -> 
 def test_without_a_fault_another_plan_is_the_same(recorded: Path, settings: tuple[str, ...]) -> None:
     result = bisect(recorded, "a.recording", "job.plt", *settings, "--steps=2")
     assert result["same"] and result["compared"] == 40, result
+
+
+@pytest.mark.slow
+def test_a_network_that_cannot_be_float64_is_compared_but_for_its_outputs(tmp_path: Path) -> None:
+    shutil.copy(HELPERS / "planted_faults.py", tmp_path)
+    (tmp_path / "narrow.py").write_text(
+        "import planted_faults\nfrom planted_faults import data\n\n"
+        "class Net(planted_faults.Net):\n    def forward(self, x):\n        return super().forward(x.float())\n\n"
+        "def net():\n    return Net()\n"
+    )
+    (tmp_path / "job.plt").write_text(FAULTY.replace("planted_faults:", "narrow:"))
+    result = bisect(tmp_path, "job.plt", "--steps=1")
+    assert result["same"] and (result["compared"], result["missing"]) == (14, 6), result
