@@ -217,7 +217,7 @@ def _verify(plan: Ready, single: Ready, by_nature: list[str], steps: int, folder
     verdict.plain = plain
     if verdict.findings[2].status != "not compared" and not noise:
         measured = _measured_rounding(single, single_result, wide_result, reruns, steps, folder)
-        shares = measured and shares_of_rounding(under_plan, single_result, measured)
+        shares = None if measured is None else shares_of_rounding(under_plan, single_result, measured)
         _add_shares(verdict, shares, of_rows=verdict is not wide)
     _show(verdict)
     return JOB_AT_FAULT if verdict.broken_invariants or plain.has_violation else GOOD
