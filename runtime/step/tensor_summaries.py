@@ -260,6 +260,8 @@ def summarize(local: Tensor, part: tuple[slice, ...], shape: tuple[int, ...]) ->
     if local.is_complex():
         local = torch.view_as_real(local.resolve_conj())
         part, shape = (*part, slice(0, 2)), (*shape, 2)
+    if not local.numel():  # a rank beyond the last shard
+        return local.new_zeros(BUCKETS, dtype=torch.float64), local.new_zeros((), dtype=torch.int64)
     rows = local.reshape(local.shape[0] if local.dim() else 1, -1)
     if not part:
         return _sketch(rows, 0, torch.zeros(1, dtype=torch.int64, device=local.device))

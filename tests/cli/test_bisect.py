@@ -78,6 +78,8 @@ def test_the_summary_of_a_tensor_is_the_sum_of_its_parts() -> None:
     added = torch.stack([summarize(whole[part], part, (6, 5, 4))[0] for part in parts]).sum(0)
     torch.testing.assert_close(added, sums, rtol=0, atol=1e-12)
     assert int(nonfinite) == 0
+    empty = (slice(6, 6), *full[1:])
+    assert float(summarize(whole[empty], empty, (6, 5, 4))[0].norm()) == 0, "of a rank beyond the last shard"
     moved, _ = summarize(whole.flip(0), full, (6, 5, 4))
     assert (moved - sums).norm() > 1, "numbers that change places show"
     whole[3, 1, 2] = math.nan
