@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dslc.dsl.words import plural, shorten_list
-from dslc.verification.comparison import share_text
 from dslc.verification.recordings import GRADIENT, LOSS, NORM, OUTPUT, STATE, RecordedStep, Recording, TensorKey
 from dslc.verification.rounding_bounds import TIMES, distance, norm
 
@@ -194,10 +193,10 @@ def _describe(
     if reference is not None and key in reference.sums:
         shares = [tensor_distance(each, reference, bounds, key).share for each in (one, other)]
         verdicts = [share <= TIMES for share in shares]
-        blame = {(True, False): ": B is the one that differs", (False, True): ": A is the one that differs"}
-        texts = [f"{name} is {share_text(share)} it" for name, share in zip("AB", shares, strict=True)]
+        blame = {(True, False): "; B is the one that differs", (False, True): "; A is the one that differs"}
+        texts = [f"{name} {_times(share)} that" for name, share in zip("AB", shares, strict=True)]
         result.details.append(
-            f"from one process without rounding, {' and '.join(texts)} away" + blame.get((verdicts[0], verdicts[1]), "")
+            f"distance from one process without rounding: {', '.join(texts)}{blame.get((verdicts[0], verdicts[1]), '')}"
         )
     before = [each for each in result.compared if each.is_explained and result.compared.index(each) < _place(result)]
     result.details.append(f"{plural(len(before), 'tensor')} before it agree")
