@@ -121,7 +121,8 @@ class RankPosition:
     def progress(self) -> tuple[int, ...]:
         """The order of positions, as far as it is known."""
         phase = self.phase if self.phase not in (Phase.FORWARD, Phase.BACKWARD) else Phase.FORWARD
-        within = 2 * self.microbatches - (self.phase == Phase.BACKWARD)
+        # The last stage alone computes losses.
+        within = 0 if self.phase == Phase.PASSES else 2 * self.microbatches - (self.phase == Phase.BACKWARD)
         return self.current_step, phase, within
 
     def text(self) -> str:

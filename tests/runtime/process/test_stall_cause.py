@@ -113,10 +113,18 @@ def test_a_rank_in_code_of_the_users_is_behind_those_that_wait() -> None:
         # The stages of a pipeline stand at different places where one has lost its connection.
         (
             (
-                rank(0, Phase.FORWARD, "collective", operation="the exchange of 0B2"),
-                rank(1, Phase.BACKWARD, "collective", operation="the exchange of 1F3", microbatches=1),
+                rank(0, Phase.PASSES, "collective", operation="the exchange of 0B2"),
+                rank(1, Phase.PASSES, "collective", operation="the exchange of 1F3", microbatches=1),
             ),
             "the ranks wait in different exchanges: ",
+        ),
+        # The last stage alone counts losses.
+        (
+            (
+                rank(0, Phase.PASSES, "collective", operation="the all-reduce of the gradients"),
+                rank(1, Phase.PASSES, "collective", operation="the all-reduce of the gradients", microbatches=4),
+            ),
+            "all ranks wait in the all-reduce of the gradients, in the passes of step 12 ",
         ),
         # A rank that is within a library is named only where no other is in code of the user's.
         (
