@@ -163,7 +163,8 @@ def _data(made: argparse.ArgumentParser) -> None:
 
 
 def _pair_arguments(made: argparse.ArgumentParser, kind: str = "", default: str = "") -> None:
-    kinds = f"a job, a plan file, a run directory, a job at a git revision, REV:PATH{',' * bool(kind)}{kind}"
+    last = f"a job at a git revision, REV:PATH,{kind}" if kind else "or a job at a git revision, REV:PATH"
+    kinds = f"a job, a plan file, a run directory, {last}"
     made.add_argument("first", metavar="A", help=kinds)
     made.add_argument("second", metavar="B", nargs="?", help=f"another (default: A, as `--set` says{default})")
     made.add_argument(

@@ -34,7 +34,7 @@ from dslc.verification.bisection import (
     step_rows,
     tensor_text,
 )
-from dslc.verification.comparison import share_text
+from dslc.verification.comparison import rounding_share_text
 from dslc.verification.observed_runs import (
     expected_differences,
     layout_text,
@@ -52,7 +52,7 @@ from dslc.verification.recordings import (
     write_recording,
 )
 from dslc.verification.replay_window import ReplayWindow, window_from, window_of_runs
-from dslc.verification.rounding_bounds import TIMES, measure_bounds
+from dslc.verification.rounding_bounds import ROUNDING_FACTOR, measure_bounds
 from dslc.verification.variants import observed, one_process
 
 SAME, DIFFERENT = GOOD, JOB_AT_FAULT
@@ -88,7 +88,8 @@ def main(arguments: argparse.Namespace) -> int:
             first, name=f"{first.name} in one process", ready=single_process(first), by_nature=(), is_single=True
         )
     window = _window(arguments)
-    with _kept_if_failed() as folder:
+    _check_steps(window, first, second)
+    with _keep_folder_on_error() as folder:
         one, other, result, bounds = _bisect(first, second, window, folder)
     by_nature = tuple(dict.fromkeys((*first.by_nature, *second.by_nature)))
     if arguments.json:
@@ -111,6 +112,23 @@ def _window(arguments: argparse.Namespace) -> ReplayWindow:
     if len(runs) == 2:
         return window_of_runs(runs[0], runs[1], arguments.steps)
     return ReplayWindow(last=arguments.steps)
+
+
+def _check_steps(window: ReplayWindow, *sides: BisectedSide) -> None:
+    """Refuses what would compare nothing, before anything is trained."""
+    common: set[int] | None = None
+    for side in sides:
+        if side.recording is not None:
+            steps = {each.step for each in side.recording.steps}
+        else:
+            assert side.ready is not None
+            last = side.ready.program.steps
+            if window.first > last:
+                raise CommandFailedError(f"{side.name} has {plural(last, 'step')}: there is no step {window.first}")
+            steps = set(range(window.first, min(window.last, last) + 1))
+        common = steps if common is None else common & steps
+    if not common:
+        raise CommandFailedError("A and B have no step in common: nothing can be compared")
 
 
 # ------------------------------------------------------------------------------------------------------- the two sides
@@ -261,7 +279,11 @@ def _line(job: JobProgram, name: str) -> str:
 def _record(side: BisectedSide, window: ReplayWindow, path: str) -> int:
     if not path.endswith(SUFFIX):
         raise CommandFailedError(f"--record takes a file whose name ends in {SUFFIX}")
-    with _kept_if_failed() as folder:
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise CommandFailedError(f"--record takes a file in a folder that exists, and {folder} does not")
+    _check_steps(window, side)
+    with _keep_folder_on_error() as folder:
         trainings = Trainings(window, folder)
         rounding = trainings.measure_rounding(single_process(side))
         recording = trainings.record(side, rounding.plain)
@@ -271,7 +293,7 @@ def _record(side: BisectedSide, window: ReplayWindow, path: str) -> int:
 
 
 @contextlib.contextmanager
-def _kept_if_failed() -> Iterator[str]:
+def _keep_folder_on_error() -> Iterator[str]:
     """Makes a folder, which stays if an error ends the context: its logs are to be read."""
     folder = tempfile.mkdtemp(prefix="dslc-bisect-")
     yield folder
@@ -321,9 +343,9 @@ def _show(one: Recording, other: Recording, result: Bisection, bounds: _Bounds, 
             str(step),
             *(f"{value:.6f}" for value in losses),
             f"{loss.distance:.1e}",
-            share_text(loss.share),
+            rounding_share_text(loss.share),
             f"{gradient.distance:.1e}",
-            share_text(gradient.share),
+            rounding_share_text(gradient.share),
         )
     output.print(table)
     output.print()
@@ -339,7 +361,7 @@ def _lines(result: Bisection) -> list[str]:
         lines = [f"no difference that rounding does not explain, in {plural(len(result.compared), 'tensor')}"]
         if most is not None:
             place = f"{tensor_text(most.key)} in step {most.key.step}"
-            lines.append(f"  the largest is {share_text(most.share)} of the rounding: {place}")
+            lines.append(f"  the largest is {rounding_share_text(most.share)} of the rounding: {place}")
     else:
         line = f" ({result.line})" if result.line else ""
         lines = [f"they part at step {result.step}, at {result.text}{line}"]
@@ -361,7 +383,7 @@ def _json(one: Recording, other: Recording, result: Bisection, bounds: _Bounds, 
         "details": result.details,
         "tensor": _distance_json(first),
         "largest": _distance_json(most),
-        "limit": TIMES,
+        "limit": ROUNDING_FACTOR,
         "compared": len(result.compared),
         "missing": len(result.missing),
         "expected": list(by_nature),

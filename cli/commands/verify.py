@@ -38,8 +38,10 @@ from dslc.verification.comparison import (
     compare_plain,
     compare_resumed,
     noisy,
+    order_share,
     rounding_of,
-    share_text,
+    rounding_share_text,
+    share_sentence,
     shares_of_rounding,
 )
 from dslc.verification.observed_runs import (
@@ -298,13 +300,13 @@ def _add_shares(verdict: Verdict, shares: RoundingShares | None, *, of_rows: boo
     """Adds shares of rounding, if they are known, to a verdict, whose rows they are, or which was made in float64."""
     if shares is None:
         return
-    parameter = f"{share_text(shares.parameter)} of what rounding explains (`{shares.name}`)"
+    parameter = f"{share_sentence('a parameter', shares.parameter)} (`{shares.name}`)"
     if of_rows:
         verdict.shares = shares
-        verdict.notes.append(f"a parameter differs by at most {parameter}")
+        verdict.notes.append(parameter)
     else:
-        losses = share_text(max(shares.losses))
-        verdict.notes.append(f"in float32 a loss differs by at most {losses}, a parameter by {parameter}")
+        loss = share_sentence("a loss", max(shares.losses, key=order_share))
+        verdict.notes.append(f"in float32 {loss}, and {parameter}")
 
 
 def _measured_rounding(
@@ -361,8 +363,8 @@ def _show(verdict: Verdict) -> None:
         numbers = [f"{row.losses[0]:.6f}", f"{row.losses[1]:.6f}", _difference_text(row.losses)]
         norms = [f"{row.norms[0]:.6g}", f"{row.norms[1]:.6g}", _difference_text(row.norms)]
         if shares is not None:
-            numbers.append(share_text(shares.losses[place]))
-            norms.append(share_text(shares.norms[place]))
+            numbers.append(rounding_share_text(shares.losses[place]))
+            norms.append(rounding_share_text(shares.norms[place]))
         steps.add_row(str(row.step), str(row.samples), *numbers, *norms)
     output = console()
     output.print(steps)

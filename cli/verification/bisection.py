@@ -10,12 +10,12 @@ Limits: a tensor that one of the two has no summary of, or has another part of, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dslc.dsl.words import plural, shorten_list
 from dslc.verification.recordings import GRADIENT, LOSS, NORM, OUTPUT, STATE, RecordedStep, Recording, TensorKey
-from dslc.verification.rounding_bounds import TIMES, distance, norm
+from dslc.verification.rounding_bounds import ROUNDING_FACTOR, distance, norm
 
 _NAMED = 3
 
@@ -32,7 +32,7 @@ class TensorDistance:
     @property
     def is_explained(self) -> bool:
         """True if rounding explains the difference."""
-        return self.share <= TIMES
+        return self.share <= ROUNDING_FACTOR
 
 
 @dataclass(kw_only=True)
@@ -59,30 +59,43 @@ def find_difference(
     """Compares the steps that both recordings have. `bounds` are the rounding of each tensor."""
     result = Bisection()
     steps = {each.step: each for each in other.steps}
-    order = list(reference.sums if reference is not None else one.sums)
+    order = _by_step(reference.sums if reference is not None else one.sums)
+    recorded = _by_step({**one.sums, **other.sums})
     for step in one.steps:
         if step.step not in steps:
             continue
+        keys = order.get(step.step, {})
         text = _beginnings(step, steps[step.step])
         if text:
             result.text, result.step = text, step.step
             return result
-        for key in (key for key in order if key.step == step.step):
+        before = len(result.compared)
+        for key in keys:
             _compare(one, other, bounds, key, result)
+        result.missing += [key for key in recorded.get(step.step, ()) if key not in keys]
         late = _late_beginnings(step, steps[step.step])
-        wrong = [each for each in result.compared if not each.is_explained and each.key.step == step.step]
-        copies = list(_differing_copies((one, other), bounds, [key for key in order if key.step == step.step]))
+        wrong = [each for each in result.compared[before:] if not each.is_explained]
+        copies = next(_differing_copies((one, other), bounds, keys), None)
         if late and all(each.key.kind == STATE for each in wrong):
             result.text, result.step = late, step.step
             return result
-        if copies and (not wrong or order.index(copies[0][0]) <= order.index(wrong[0].key)):
+        if copies is not None and (not wrong or keys[copies[0]] <= keys[wrong[0].key]):
             result.step = step.step
-            result.text, result.line = copies[0][1], _line(copies[0][0], one, other)
+            result.text, result.line = copies[1], _line(copies[0], one, other)
             return result
         if wrong:
             _describe(result, wrong, one, other, bounds, reference)
             return result
     return result
+
+
+def _by_step(keys: Iterable[TensorKey]) -> dict[int, dict[TensorKey, int]]:
+    """Returns the tensors of each step with their places in it."""
+    found: dict[int, dict[TensorKey, int]] = {}
+    for key in keys:
+        of_step = found.setdefault(key.step, {})
+        of_step[key] = len(of_step)
+    return found
 
 
 def _compare(
@@ -137,12 +150,12 @@ def _late_beginnings(one: RecordedStep, other: RecordedStep) -> str:
 
 
 def _differing_copies(
-    recordings: Sequence[Recording], bounds: Mapping[TensorKey, float], keys: Sequence[TensorKey]
+    recordings: Sequence[Recording], bounds: Mapping[TensorKey, float], keys: Iterable[TensorKey]
 ) -> Iterator[tuple[TensorKey, str]]:
     for key in keys:
         for name, recording in zip("AB", recordings, strict=True):
             copies = recording.copies.get(key)
-            if copies is not None and not copies.distance <= TIMES * bounds.get(key, 0.0):
+            if copies is not None and key in bounds and not copies.distance <= ROUNDING_FACTOR * bounds[key]:
                 yield (
                     key,
                     f"{tensor_text(key)} within {name}: rank {copies.rank}'s copy is {copies.distance:.3g} away from "
@@ -192,14 +205,13 @@ def _describe(
         )
     if reference is not None and key in reference.sums:
         shares = [tensor_distance(each, reference, bounds, key).share for each in (one, other)]
-        verdicts = [share <= TIMES for share in shares]
+        verdicts = [share <= ROUNDING_FACTOR for share in shares]
         blame = {(True, False): "; B is the one that differs", (False, True): "; A is the one that differs"}
-        texts = [f"{name} {_times(share)} that" for name, share in zip("AB", shares, strict=True)]
         result.details.append(
-            f"distance from one process without rounding: {', '.join(texts)}{blame.get((verdicts[0], verdicts[1]), '')}"
+            f"from one process without rounding, A differs by {_times(shares[0])} the rounding and B by "
+            f"{_times(shares[1])} the rounding{blame.get((verdicts[0], verdicts[1]), '')}"
         )
-    before = [each for each in result.compared if each.is_explained and result.compared.index(each) < _place(result)]
-    result.details.append(f"{plural(len(before), 'tensor')} before it agree")
+    result.details.append(f"{plural(result.compared.index(first), 'tensor')} before it agree")
     for kind, word in ((OUTPUT, "output"), (GRADIENT, "gradient"), (STATE, "tensor after the update")):
         of_kind = [each for each in result.compared if each.key.kind == kind and each.key.step == key.step]
         many = [each for each in of_kind if not each.is_explained]
@@ -208,15 +220,10 @@ def _describe(
             result.details.append(f"{len(many)} of {len(of_kind)} {words} of the step differ")
 
 
-def _place(result: Bisection) -> int:
-    assert result.first is not None
-    return result.compared.index(result.first)
-
-
 def _times(share: float) -> str:
     """Returns a share of rounding in words, before the rounding."""
     if math.isinf(share):
-        return "more than any multiple of"
+        return "infinitely many times"
     return f"{share:,.0f} times" if share >= 10 else f"{share:.0%} of"
 
 

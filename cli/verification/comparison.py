@@ -169,27 +169,39 @@ class RoundingShares:
     name: str
 
 
-_LAST_PLACE = 2.0**-24  # half a unit in the last place of float32, relative
+# Half a unit in the last place, relative.
+HALF_LAST_PLACE = {"float32": 2.0**-24, "bfloat16": 2.0**-9, "float16": 2.0**-12}
 
 
 def shares_of_rounding(plan: Observation, one: Observation, measured: Rounding) -> RoundingShares:
     """Returns the differences of the plan from the one process as shares of `measured`, which is not multiplied."""
-    rows = _rows(plan, one)
-    losses = [_relative_difference(*row.losses, 1.0) / max(_LAST_PLACE, *measured.losses[: row.step]) for row in rows]
-    norms = [_relative_difference(*row.norms, 0.0) / max(_LAST_PLACE, *measured.norms[: row.step]) for row in rows]
+    rows, least = _rows(plan, one), HALF_LAST_PLACE["float32"]
+    losses = [_relative_difference(*row.losses, 1.0) / max(least, *measured.losses[: row.step]) for row in rows]
+    norms = [_relative_difference(*row.norms, 0.0) / max(least, *measured.norms[: row.step]) for row in rows]
     parameters = {
-        each.name: each.excess / max(_LAST_PLACE, measured.parameter(each.name))
+        each.name: each.excess / max(least, measured.parameter(each.name))
         for each in _differences(plan, one, "end", Finding())
     }
-    name = max(parameters, key=lambda each: parameters[each], default="")
+    name = max(parameters, key=lambda each: order_share(parameters[each]), default="")
     return RoundingShares(losses=losses, norms=norms, parameter=parameters.get(name, 0.0), name=name)
 
 
-def share_text(share: float) -> str:
+def order_share(share: float) -> tuple[bool, float]:
+    """Returns a key by which nan is the largest."""
+    return math.isnan(share), share
+
+
+def rounding_share_text(share: float) -> str:
     """Returns a share of rounding as a percentage, or as a multiple where it is large."""
-    if math.isnan(share) or math.isinf(share):
-        return "any"
+    if not math.isfinite(share):
+        return "not finite"
     return f"{share:,.0f}x" if share >= 10 else f"{share:.0%}"
+
+
+def share_sentence(what: str, share: float) -> str:
+    if not math.isfinite(share):
+        return f"the difference of {what} is not finite"
+    return f"{what} differs by at most {rounding_share_text(share)} of what rounding explains"
 
 
 EXACT = Tolerance(loss=1e-9, norm=1e-9, parameter=1e-9)  # for two trainings in float64

@@ -19,8 +19,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from dslc.compiler.facts.untrusted_files import atomic_write, parse_json, recreate_file
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.dsl.record import Record, record
+from dslc.runtime.process.records import naming
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,8 +31,9 @@ if TYPE_CHECKING:
     from dslc.runtime.step.tensor_summaries import TensorSummary
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
-FORMAT, SUFFIX = 1, ".recording"  # of the file
+FORMAT, SUFFIX = 2, ".recording"  # of the file
 LOSS, OUTPUT, GRADIENT, NORM, STATE = "loss", "output", "gradient", "norm", "state"
+_FORMAT_NAME = "recording"
 _ORDER = (OUTPUT, LOSS, GRADIENT, NORM, STATE)
 
 
@@ -103,11 +106,7 @@ def join_ranks(name: str, seen: Observation, single: Recording | None = None) ->
     for place, one in enumerate(seen.ranks[0]):
         ranks = [steps[place] for steps in seen.ranks]
         pairs = sorted(
-            {
-                pair
-                for each in ranks
-                for pair in zip(each.samples, each.digests or [""] * len(each.samples), strict=False)
-            }
+            pair for each in ranks for pair in zip(each.samples, each.digests or [""] * len(each.samples), strict=False)
         )
         joined.steps.append(
             RecordedStep(
@@ -181,9 +180,11 @@ def _copy_distances(parts: Any) -> Iterator[CopyDistance]:
 
 
 def write_recording(path: str, recording: Recording, bounds: Mapping[TensorKey, float]) -> None:
-    """Writes a recording, with the rounding of each of its tensors as it was measured where it was made."""
+    """Writes a recording, with the rounding of each of its tensors as it was measured where it was made. Raises
+    OSError.
+    """
     import numpy as np
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save
 
     width = max((len(sums) for sums in recording.sums.values()), default=1)
     table = np.zeros((len(recording.sums), width))
@@ -202,7 +203,6 @@ def write_recording(path: str, recording: Recording, bounds: Mapping[TensorKey, 
             ]
         )
     header = {
-        "format": FORMAT,
         "name": recording.name,
         "description": recording.description,
         "lines": dict(recording.lines),
@@ -211,7 +211,10 @@ def write_recording(path: str, recording: Recording, bounds: Mapping[TensorKey, 
         "by_nature": list(recording.by_nature),
         "rows": rows,
     }
-    save_file({"sums": table}, path, {"dslc": json.dumps(header)})
+    described = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)  # may be too long for metadata
+    content = save({"sums": table, "header": described}, {_FORMAT_NAME: str(FORMAT)})
+    with naming(path), atomic_write(path) as part, open(recreate_file(part), "wb") as file:
+        file.write(content)
 
 
 def is_recording(path: str) -> bool:
@@ -224,10 +227,10 @@ def read_recording(path: str) -> tuple[Recording, dict[TensorKey, float]]:
 
     try:
         with safe_open(path, framework="np") as file:
-            header: dict[str, Any] = json.loads((file.metadata() or {})["dslc"])
+            if (file.metadata() or {}).get(_FORMAT_NAME) != str(FORMAT):
+                raise RecordingError(f"{path} has no recording of format {FORMAT}, which this dslc reads")
+            header: dict[str, Any] = parse_json(file.get_tensor("header").tobytes().decode())
             table: Array = file.get_tensor("sums")
-        if header["format"] != FORMAT:
-            raise RecordingError(f"{path} has format {header['format']}, and this dslc reads {FORMAT}")
         recording = Recording(
             name=header["name"],
             description=header["description"],

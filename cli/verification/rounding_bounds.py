@@ -8,10 +8,10 @@ reference. Other orders of samples do not change the rounding of an output, so o
 
 A loss and a norm are one number, which may be exact by chance. Their rounding is at least that of what they are made
 of: the largest relative rounding of an output, times the loss; the rounding of all gradients together. A tensor of
-fewer than `FEW` numbers has at least the median relative rounding of the tensors of its kind in its step.
+fewer than `SMALL_TENSOR` numbers has at least the median relative rounding of the tensors of its kind in its step.
 
-A difference is a share of the rounding. One that is more than `TIMES` of it has another cause: a plan sums in orders,
-and in pieces, that the measured ones do not have.
+A difference is a share of the rounding. One that is more than `ROUNDING_FACTOR` of it has another cause: a plan sums in
+orders, and in pieces, that the measured ones do not have.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from dslc.verification.comparison import ROUNDING
+from dslc.verification.comparison import HALF_LAST_PLACE, ROUNDING
 from dslc.verification.recordings import GRADIENT, LOSS, NORM, OUTPUT, STATE, Recording, TensorKey
 
-TIMES = ROUNDING
-FEW = 32
-_LAST_PLACE = {"float32": 2.0**-24, "bfloat16": 2.0**-9, "float16": 2.0**-12}  # half of one, relative
+ROUNDING_FACTOR = ROUNDING
+SMALL_TENSOR = 32
 
 
 def distance(one: Recording, other: Recording, key: TensorKey) -> float:
@@ -42,14 +41,14 @@ def norm(recording: Recording, key: TensorKey) -> float:
 def measure_bounds(reference: Recording, trainings: Sequence[Recording]) -> dict[TensorKey, float]:
     """Returns the rounding of each tensor of the reference."""
     (first, *_) = trainings
-    last_place = _LAST_PLACE[first.precision]
+    last_place = HALF_LAST_PLACE[first.precision]
     bounds: dict[TensorKey, float] = {}
     for key in reference.sums:
         if key.kind == OUTPUT and reference is first:
             continue
         distances = [distance(training, reference, key) for training in trainings if key in training.sums]
         finite = [each for each in distances if math.isfinite(each)]
-        stored = _LAST_PLACE["float32"] if key.kind in (GRADIENT, STATE) else last_place
+        stored = HALF_LAST_PLACE["float32"] if key.kind in (GRADIENT, STATE) else last_place
         bounds[key] = max([stored * norm(reference, key), *finite])
     for step in dict.fromkeys(key.step for key in bounds):
         _raise_chance_bounds(reference, bounds, step)
@@ -64,7 +63,7 @@ def _raise_chance_bounds(reference: Recording, bounds: dict[TensorKey, float], s
         if relative:
             typical = statistics.median(relative.values())
             for key in relative:
-                if reference.numbers[key][0] < FEW:
+                if reference.numbers[key][0] < SMALL_TENSOR:
                     bounds[key] = max(bounds[key], typical * norm(reference, key))
     outputs = _relative([key for key in keys if key.kind == OUTPUT], reference, bounds)
     for key in keys:

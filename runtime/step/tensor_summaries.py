@@ -128,7 +128,9 @@ class TensorRecorder:
         from safetensors.torch import save_file
 
         rows = torch.stack(self._rows) if self._rows else torch.zeros(0, BUCKETS, dtype=torch.float64)
-        save_file({"sums": rows.cpu()}, self._path, {"summaries": json.dumps(to_json(self._summaries))})
+        text = json.dumps(to_json(self._summaries)).encode()  # may be too long for metadata
+        described = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        save_file({"sums": rows.cpu(), "summaries": described}, self._path)
 
     @torch.no_grad()
     def _add(self, kind: Kind, name: str, tensor: Tensor, scale: float = 1.0) -> None:
@@ -174,7 +176,7 @@ class TensorRecorder:
     def _summarize_output(self, name: str, output: Tensor, samples: sample_draws.SamplePass) -> None:
         share = None
         if hasattr(output, "placements"):
-            (share,) = (part_in_whole(output)[1][-1],)
+            share = part_in_whole(output)[1][-1]
             output = output.to_local()  # type: ignore[attr-defined]
         output = torch.view_as_real(output) if output.is_complex() else output
         count = samples.samples
@@ -277,16 +279,18 @@ def _sketch(rows: Tensor, first: int, columns: Tensor) -> tuple[Tensor, Tensor]:
     nonfinite = torch.zeros((), dtype=torch.int64, device=rows.device)
     if not rows.numel():
         return sums, nonfinite
-    keys = _mixed(columns)
-    each = max(1, _CHUNK // rows.shape[1])
-    for start in range(0, len(rows), each):
-        values = rows[start : start + each].to(torch.float64)
-        is_finite = torch.isfinite(values)
-        nonfinite += values.numel() - is_finite.sum()
-        numbers = torch.arange(first + start, first + start + len(values), device=rows.device)
-        hashes = _mixed(_mixed(numbers + 1)[:, None] ^ keys)
-        signed = torch.where(is_finite, values, 0.0) * ((hashes >> 8) & 1).mul(2).sub(1)
-        sums.index_add_(0, (hashes & (BUCKETS - 1)).reshape(-1), signed.reshape(-1))
+    width = min(_CHUNK, rows.shape[1])
+    height = _CHUNK // width
+    for left in range(0, rows.shape[1], width):
+        keys = _mixed(columns[left : left + width])
+        for start in range(0, len(rows), height):
+            values = rows[start : start + height, left : left + width].to(torch.float64)
+            is_finite = torch.isfinite(values)
+            nonfinite += values.numel() - is_finite.sum()
+            numbers = torch.arange(first + start, first + start + len(values), device=rows.device)
+            hashes = _mixed(_mixed(numbers + 1)[:, None] ^ keys)
+            signed = torch.where(is_finite, values, 0.0) * ((hashes >> 8) & 1).mul(2).sub(1)
+            sums.index_add_(0, (hashes & (BUCKETS - 1)).reshape(-1), signed.reshape(-1))
     return sums, nonfinite
 
 
@@ -310,6 +314,6 @@ def read_summaries(folder: str, rank: int) -> tuple[list[TensorSummary], Array]:
     from safetensors import safe_open
 
     with safe_open(tensor_file(folder, rank), framework="np") as file:
-        described: list[Any] = json.loads(file.metadata()["summaries"])
+        described: list[Any] = json.loads(file.get_tensor("summaries").tobytes())
         sums: Array = file.get_tensor("sums")
     return [from_json(TensorSummary, each) for each in described], sums

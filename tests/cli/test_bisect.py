@@ -9,7 +9,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,14 +18,20 @@ from helpers.commands import dslc
 from helpers.job_texts import job_text
 from helpers.paths import HELPERS
 from helpers.planted_faults import DIFFERENT_COPIES, FAULTS
+from safetensors import safe_open
 
+from dslc.compiler.facts.checkpoint_names import MANIFEST, name_of
+from dslc.runtime.measure.observe import Observation, StepObservation
+from dslc.runtime.step import tensor_summaries
 from dslc.runtime.step.tensor_summaries import summarize
 from dslc.verification.bisection import find_difference
+from dslc.verification.comparison import order_share, rounding_share_text, share_sentence
 from dslc.verification.recordings import (
     CopyDistance,
     RecordedStep,
     Recording,
     TensorKey,
+    join_ranks,
     read_recording,
     write_recording,
 )
@@ -84,6 +90,23 @@ def test_the_summary_of_a_tensor_is_the_sum_of_its_parts() -> None:
     assert (moved - sums).norm() > 1, "numbers that change places show"
     whole[3, 1, 2] = math.nan
     assert int(summarize(whole, full, (6, 5, 4))[1]) == 1
+
+
+def test_long_rows_are_summarized_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+    part = (slice(0, 3), slice(0, 50))
+    sums, _ = summarize(whole, part, (3, 50))
+    sizes = []
+
+    def mixed(numbers: torch.Tensor) -> torch.Tensor:
+        sizes.append(numbers.numel())
+        return original(numbers)
+
+    original = tensor_summaries._mixed
+    monkeypatch.setattr(tensor_summaries, "_CHUNK", 7)
+    monkeypatch.setattr(tensor_summaries, "_mixed", mixed)
+    torch.testing.assert_close(summarize(whole, part, (3, 50))[0], sums, rtol=0, atol=1e-12)
+    assert max(sizes) <= 7
 
 
 def test_the_norm_of_a_difference_is_estimated() -> None:
@@ -165,6 +188,18 @@ def test_without_float64_outputs_are_not_compared() -> None:
     assert result.text == "`b` after the update" and {each.kind for each in result.missing} == {"output"}
 
 
+def test_shares_that_are_not_finite_are_said_to_be() -> None:
+    assert rounding_share_text(math.inf) == rounding_share_text(math.nan) == "not finite"
+    assert share_sentence("a loss", math.inf) == "the difference of a loss is not finite"
+    assert max([1.0, math.nan, 2.0], key=order_share) is math.nan
+    exact = {**BOUNDS, key("output", "a", 2): 0.0}
+    result = find_difference(noisy(3), recording(output_a=1e-4), exact, recording())
+    assert (
+        "from one process without rounding, A differs by infinitely many times the rounding and B by infinitely many "
+        "times the rounding" in result.details
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "text", "line"),
     [
@@ -216,6 +251,13 @@ def test_copies_nonfinite_numbers_and_missing_tensors() -> None:
     del other.sums[key("output", "a", 2)]
     other.numbers[key("output", "b", 1)] = 255, 0
     assert find_difference(one, other, BOUNDS).missing == [key("output", "b", 1), key("output", "a", 2)]
+    other = recording()
+    other.sums[key("output", "c")], other.numbers[key("output", "c")] = np.ones(256), (256, 0)
+    assert find_difference(one, other, BOUNDS).missing == [key("output", "c")]
+    other = recording()
+    other.copies[key("output", "b")] = CopyDistance(rank=3, reference=0, distance=1e-16)
+    without = {each: bound for each, bound in BOUNDS.items() if each.kind != "output"}
+    assert not find_difference(one, other, without).text, "an output without a measured rounding"
 
 
 def test_a_file_holds_a_recording(tmp_path: Path) -> None:
@@ -227,6 +269,9 @@ def test_a_file_holds_a_recording(tmp_path: Path) -> None:
     assert bounds == BOUNDS and list(read.sums) == KEYS
     assert all(np.array_equal(read.sums[each], made.sums[each]) for each in KEYS)
     assert (read.steps, read.numbers, read.copies, read.lines) == (made.steps, made.numbers, made.copies, made.lines)
+    assert len(safe_open(path, framework="np").metadata()) == 1, "metadata has at most 100 MB"
+    with pytest.raises(FileNotFoundError):
+        write_recording(str(tmp_path / "none" / "a.recording"), made, BOUNDS)
     (tmp_path / "b.recording").write_text("{}")
     run = dslc("bisect", "a.recording", "b.recording", cwd=tmp_path)
     assert run.returncode == 1 and "error[E1201]: b.recording is no recording: " in run.stderr
@@ -238,6 +283,39 @@ def test_a_file_holds_a_recording(tmp_path: Path) -> None:
     run = dslc("bisect", "a.recording", "a.recording", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert "no difference that rounding does not explain, in 16 tensors" in run.stdout
+    made.steps = [replace(each, step=each.step + 2) for each in made.steps]
+    write_recording(str(tmp_path / "c.recording"), made, BOUNDS)
+    run = dslc("bisect", "a.recording", "c.recording", cwd=tmp_path)
+    assert run.returncode == 2 and "A and B have no step in common: nothing can be compared" in run.stderr
+
+
+def test_what_cannot_be_compared_or_written_is_refused_before_a_training(tmp_path: Path) -> None:
+    (tmp_path / "job.plt").write_text(LAYERS)
+    saved = tmp_path / "checkpoints" / name_of(20)
+    saved.mkdir(parents=True)
+    (saved / MANIFEST).write_text("{}")
+    run = dslc("bisect", "job.plt", "--from", str(saved), cwd=tmp_path)
+    assert run.returncode == 2 and "job.plt has 20 steps: there is no step 21" in run.stderr
+    run = dslc("bisect", "job.plt", "--record", "none/a.recording", cwd=tmp_path)
+    assert run.returncode == 2 and "a folder that exists, and none does not" in run.stderr
+
+
+def test_samples_that_a_step_takes_twice_stay_two() -> None:
+    step = StepObservation(
+        step=1, samples=(5, 3, 5), digests=("x", "y", "x"), total=1.0, number=1.0, norm=1.0, lr=0.1, noise=False
+    )
+    (joined,) = join_ranks("one", cast(Observation, _Seen([(step,)]))).steps
+    assert (joined.samples, joined.digests) == ((3, 5, 5), ("y", "x", "x"))
+
+
+class _Seen:
+    """An observation without tensors."""
+
+    def __init__(self, ranks: list[tuple[StepObservation, ...]]) -> None:
+        self.ranks = ranks
+
+    def summaries(self, rank: int) -> tuple[list[object], list[object]]:
+        return [], []
 
 
 # ------------------------------------------------------------------------------------------------------- real trainings

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from dslc.compiler.facts.checkpoint_names import MANIFEST, name_of
-from dslc.verification.replay_window import MOST, window_from, window_of_runs
+from dslc.verification.replay_window import MAX_STEPS, logged_losses, window_from, window_of_runs
 
 
 def run_folder(path: Path, losses: dict[int, float | None], saved: tuple[int, ...] = ()) -> str:
@@ -32,12 +32,20 @@ def test_the_last_checkpoint_before_the_losses_part(tmp_path: Path) -> None:
     assert (window.first, window.last, window.checkpoint) == (1, 10, "")
     far = run_folder(tmp_path / "d", {1: 2.0, 1000: 1.0})
     window = window_of_runs(far, run_folder(tmp_path / "e", {1: 2.0, 1000: 1.1}), 3)
-    assert (window.first, window.last) == (1000 - MOST + 1, 1000)
+    assert (window.first, window.last) == (1000 - MAX_STEPS + 1, 1000)
+    assert window.text.endswith("from the beginning; steps before 801 are not compared")
 
 
 def test_equal_losses_and_a_checkpoint_that_is_named(tmp_path: Path) -> None:
     one = run_folder(tmp_path / "a", {1: 2.0, 10: 1.5})
     window = window_of_runs(one, one, 3)
     assert (window.first, window.last, window.text) == (1, 3, "the 2 logged losses agree")
+    diverged = run_folder(tmp_path / "b", {1: 2.0, 10: None})
+    assert window_of_runs(diverged, diverged, 3).text == "the 2 logged losses agree"
+    other = run_folder(tmp_path / "c", {2: 2.0, 3: 1.9})
+    assert window_of_runs(one, other, 3).text == "the runs have logged no step in common"
+    with open(tmp_path / "c" / "metrics.jsonl", "a") as file:
+        file.write('\n{"step": 4, "split": "train"}\n')
+    assert logged_losses(other) == {2: 2.0, 3: 1.9}, "lines that cannot be read, or have no loss, are left out"
     window = window_from(str(tmp_path / "checkpoints" / "step-00000040"), 2)
     assert (window.first, window.last) == (41, 42)
