@@ -74,7 +74,7 @@ class Workload(Record):
 
     @property
     def smallest_share(self) -> int:
-        """The fewest samples of a data rank in a full batch."""
+        """The fewest samples of a data rank in a full batch, as planned. A rank may measure a smaller share."""
         return min(self.shares, default=self.share)
 
     @property

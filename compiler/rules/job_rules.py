@@ -53,20 +53,23 @@ def check_batch_norm(job: JobSpec, layout: Layout, workload: Workload, model: Mo
     """Reports a batch norm with fewer than two numbers per channel, over all ranks or on each alone."""
     if model.batch_norm_values is None:
         return
-    smallest = workload.smallest_share // layout.microbatches
+    measured = workload.measured  # a slow rank may get a single sample in each micro-batch
+    smallest = 1 if measured else workload.smallest_share // layout.microbatches
     if workload.last_trained:
         last = deal(workload.last_trained, workload.shares) if workload.shares else ()
         smallest = min(smallest, *last, workload.last_trained // layout.sizes["data"])
     alone = model.unsynced_batch_norm or layout.sizes["data"] == 1
     numbers = model.batch_norm_values * max(1, smallest) * (1 if alone else layout.sizes["data"])
     if numbers < 2:
+        span = job.parallelism.value_span("microbatches") if layout.microbatches > 1 else job.data.value_span("batch")
+        span = job.parallelism.value_span("data_shares") if measured else span
         yield Diagnostic(
             "E0314",
             "batch norm would take its statistics from a single number for each channel",
-            job.parallelism.value_span("microbatches") if layout.microbatches > 1 else job.data.value_span("batch"),
+            span,
             label="one sample at a time",
             notes=(Note("the network", job.model.value_span("network")),),
-            help="more samples in a micro-batch, or `layer_norm`",
+            help=f"{'`data_shares = […]`' if measured else 'more samples in a micro-batch'}, or `layer_norm`",
         )
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -45,11 +45,20 @@ _FOUND: list[tuple[DataStep, SampleKeys]] = []
 
 
 def numbers_of(step: DataStep) -> SampleKeys:
-    """Returns the numbers that `prepare` found."""
+    """Returns the numbers that `prepare` found, whatever the shares of the data ranks are."""
     for known, numbers in _FOUND:
-        if known is step or known == step:
+        if known is step:
+            return numbers
+    equal_share_step = _without_shares(step)
+    for known, numbers in _FOUND:
+        if _without_shares(known) == equal_share_step:
+            _FOUND.append((step, numbers))
             return numbers
     raise AssertionError("`prepare` finds the numbers before anything asks for the order")
+
+
+def _without_shares(step: DataStep) -> DataStep:
+    return replace(step, shares=(), most_share=0)
 
 
 @preserve_generators()  # samples of a user's code are made

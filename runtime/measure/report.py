@@ -8,6 +8,8 @@ Contract: report.json is written by every run that trained to its end or was sto
     version     1
     plan        the plan's hash
     steps       {planned, done}
+    shares      the samples of a batch of each data rank, as the job names them or the run measured them; [] if they
+                are equal
     step_time   {predicted, source, measured, calibrate}, seconds; measured: the median over the logged steps after the
                 first. It excludes evaluation, and includes the delay of a checkpoint in between. `source` is where the
                 prediction comes from (bound, estimated, published, fitted, measured), and `calibrate` the command that
@@ -57,7 +59,7 @@ from dslc.compiler.ir.program import JobProgram, RankPlace, StepPhases, TrainMod
 from dslc.runtime.measure import collectives
 from dslc.runtime.measure.slow_steps import compared_phases, median_phases
 from dslc.runtime.measure.track_memory import KINDS, Tracker
-from dslc.runtime.process.records import SKIPPED, Record, naming, read_metrics
+from dslc.runtime.process.records import SHARES, SKIPPED, Record, naming, read_metrics
 from dslc.runtime.step.assemble import TrainingComponents
 
 NAME = "report.json"
@@ -164,6 +166,7 @@ def write_report(run_dir: str, plan: Mapping[str, Any], job: JobProgram, steps: 
         "plan": plan["hash"],
         "steps": {"planned": plan["data"]["steps"], "done": steps},
         "step_time": {**times, "calibrate": job.calibrate},
+        "shares": _shares(run_dir, job),
         "skipped_batches": skipped_batches(run_dir),
         "ranks": [_rank(run_dir, plan, job, rank) for rank in range(_world_size(plan))],
     }
@@ -172,6 +175,16 @@ def write_report(run_dir: str, plan: Mapping[str, Any], job: JobProgram, steps: 
         json.dump(report, file, indent=1)
         file.write("\n")
     return report
+
+
+def _shares(run_dir: str, job: JobProgram) -> list[int]:
+    """Returns the samples of a batch of each data rank; [] if they are equal, or another host has the file of them."""
+    if not job.data.most_share:
+        return list(job.data.shares)
+    try:
+        return list(json.loads(read_text(os.path.join(run_dir, SHARES), 1 << 24))["shares"])
+    except FileNotFoundError:
+        return []
 
 
 def skipped_batches(run_dir: str) -> list[dict[str, Any]]:

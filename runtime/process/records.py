@@ -30,6 +30,7 @@ from dslc.compiler.facts.untrusted_files import LINE_LIMIT, open_file, open_to_a
 
 NAME = "metrics.jsonl"
 NOTES = os.path.join("logs", "notes.txt")
+SHARES = "shares.json"  # of a batch, by the measured speed of the ranks (step/rank_speeds.py)
 SKIPPED = "skipped_batches.json"  # of spikes of the loss (loop/loss_spikes.py)
 TRACE_MARK = "dslc: "  # begins the names of the ranges of a rank's recording (measure/step_trace.py)
 LOGGED_VALUES = "values to log"  # the range of the all-reduce of logged steps, which is no action of the plan

@@ -7,15 +7,13 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from typing import cast
 
 import pytest
-import torch
 from helpers.launcher import Launcher
-from helpers.trained import Trained, agree, exchanges_as_planned, ready, train_job
+from helpers.trained import Trained, agree, exchanges_as_planned, ready, train, train_job, write_job_with_helper
 
-from dslc.runtime.data.samples import Splits
-from dslc.runtime.step.rank_speeds import with_measured_shares
+from dslc.jobs.prepare_run import report_on, write_run_directory
+from dslc.runtime.step.rank_speeds import read_shares
 
 JOB = """
 param norm = batch_norm()
@@ -35,6 +33,22 @@ evaluate { metrics = [loss, accuracy] }
 log { every = 1 step }
 """
 WITHOUT_NORM = "norm=relu()"
+STRUCTURED = """
+model {
+  network = python("own_samples:Pooled")
+  loss    = python("own_samples:pooled_loss")
+}
+data {
+  source  = python("own_samples:Ragged")
+  collate = python("own_samples:padded")
+  batch   = 8
+  sampler = by_length()
+}
+devices { cpus = 1 }
+parallelism { microbatches = 2 }
+train { epochs = 1, optimizer = sgd(lr = 0.1) }
+log { every = 1 step }
+"""
 
 
 @cache
@@ -71,23 +85,49 @@ def test_unequal_shares_train_as_one_process(
 
 
 @pytest.mark.core
-def test_measured_shares_are_kept_for_the_next_start(launcher: Launcher, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "batch", "uneven"), [(STRUCTURED, 8, [6, 2]), (JOB, 24, [21, 3])])
+def test_measured_shares_are_kept_for_the_next_start(
+    launcher: Launcher, tmp_path: Path, text: str, batch: int, uneven: list[int]
+) -> None:
     """Whatever the speeds are here, the curve is one process's; the shares in a run directory are taken again."""
-    one = in_one_process(launcher, tmp_path)
-    settings = ("devices.cpus=2", "parallelism.data_shares=measured")
-    job, folder, again = tmp_path / "made.plt", tmp_path / "run", tmp_path / "again"
-    folder.mkdir()
-    agree(one, train_job(launcher, job, *settings, folder=folder))
-    shares = json.loads((folder / "shares.json").read_text())["shares"]
-    assert len(shares) == 2 and sum(shares) == 24 and min(shares) > 0
-    again.mkdir()
-    (again / "shares.json").write_text('{"shares": [21, 3]}')
-    found = train_job(launcher, job, *settings, folder=again)
+    job = write_job_with_helper("own_samples.py", tmp_path, text)
+    one = train_job(launcher, job)
+    made = ready(job, "devices.cpus=2", "parallelism.data_shares=measured")
+    folder = tmp_path / "run"
+    write_run_directory(made, str(folder))
+    agree(one, train(launcher, folder, made.program, made.places))
+    content = json.loads((folder / "shares.json").read_text())
+    assert len(content["shares"]) == 2 and sum(content["shares"]) == batch and min(content["shares"]) > 0
+    again = tmp_path / "again"
+    write_run_directory(made, str(again))
+    (again / "shares.json").write_text(json.dumps(content | {"shares": uneven}))
+    found = train(launcher, again, made.program, made.places)
     agree(one, found)
-    made, no_samples = ready(job, *settings), cast(Splits, None)
-    resumed = with_measured_shares(made.program, made.places[0], no_samples, torch.device("cpu"), str(again))
-    assert resumed.data.shares == (21, 3) and made.program.data.shares == (12, 12)
-    assert (again / "shares.json").read_text() == '{"shares": [21, 3]}' and "by the measured speed" not in found.shown
+    assert json.loads((again / "shares.json").read_text())["shares"] == uneven
+    assert "by the measured speed" not in found.shown
+    assert report_on(made, str(again), len(one.losses()))["shares"] == uneven
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"batch": 24, "shares": [21, 3], "machines": ["node1 cpu", "node2 cpu"]}', ""),
+        ('{"batch": 24, "shares": [21, 3], "machines": ["node1 cpu", "node3 cpu"]}', "is of other machines"),
+        ('{"batch": 24, "shares": [21, 3]}', "cannot be read (KeyError('machines'))"),
+        ('{"batch": 24, "shares": [21, 4], "machines": ["node1 cpu", "node2 cpu"]}', "does not suit the job"),
+        ('{"batch": 24, "shares": [24, 0], "machines": ["node1 cpu", "node2 cpu"]}', "does not suit the job"),
+        ('{"batch": 24, "sha', "cannot be read"),
+        ("[24]", "cannot be read"),
+    ],
+)
+def test_shares_are_measured_anew_unless_they_suit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, said: str
+) -> None:
+    (tmp_path / "made.plt").write_text(JOB)
+    job = ready(tmp_path / "made.plt", "devices.cpus=2", "parallelism.data_shares=measured").program
+    (tmp_path / "shares.json").write_text(content)
+    assert read_shares(job, ["node1 cpu", "node2 cpu"], str(tmp_path)) == ([] if said else [21, 3])
+    assert said in capsys.readouterr().out
 
 
 TOKENS = """

@@ -145,8 +145,8 @@ def _dealt(runs: list[tuple[int, int, int]], samples: int, ranks: int) -> str:
 
 
 def _proportions(sizes: list[int], batches: Batches, unit: int) -> str:
-    """Checks that shares are in proportion to the weights to within a unit, whole units, and that a share which is
-    smaller than its proportion makes up for those of one unit.
+    """Checks that each share is a multiple of the unit and within one unit of its proportion. Shares that were raised
+    to one unit are taken from the others.
     """
     samples, total = sum(sizes), sum(batches.weights)
     if len(sizes) != len(batches.weights):

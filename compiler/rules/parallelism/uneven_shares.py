@@ -36,7 +36,7 @@ def check_shares(job: JobSpec, layout: Layout, workload: Workload | None) -> Ite
             "E0343",
             f"`{field}` does not go with {what}: {why}",
             span,
-            notes=(Note("it is asked for here", where),),
+            notes=(Note(f"{what} is set here", where),),
             help=remedy(remove_field("parallelism.data_shares")),
         )
     if workload is not None and not workload.measured and workload.weights:
@@ -50,7 +50,7 @@ def _needs_equal_shares(
     if exchange is not None and exchange.agrees is not Payload.GRADIENTS:
         yield f"`{exchange.word}`", exchange_span(job), "its mean over the ranks counts each rank alike"
     if job.train.step is not None:
-        yield "a step of your own", job.train.value_span("step"), "its mean over a rank's samples is the user's own"
+        yield "a step of your own", job.train.value_span("step"), "your step takes its own mean over a rank's samples"
     if compares(job.model.loss):
         yield "a loss that compares samples", job.model.loss_span, "its ranks exchange equal shares"
     if job.parallelism.data_shares == "measured":
