@@ -23,7 +23,7 @@ from benchmarks.measured_plans import CASES
 from benchmarks.step_times import GROUPS, PAGE, ROOT, finish, flags, jobs_folder
 from dslc.compiler.cost.estimate import fitted_step
 from dslc.compiler.cost.fitted_times import CORE, fit_steps, left_out_errors, uncovered
-from dslc.compiler.facts.calibration import CONSTANTS, RunFit, fit_text, with_constants
+from dslc.compiler.facts.calibration import CONSTANTS, CONSTANTS_VERSION, RunFit, fit_text, with_constants
 from dslc.compiler.facts.user_calibrations import this_machine
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import LoadResult, load_each, load_text
@@ -72,7 +72,9 @@ def trainings(folder: Path) -> Iterator[Training]:
         for exchange in EXCHANGES:
             yield Training("exchanges", job, (*settings, f"parallelism.gradients={exchange}"))
     here, catalogue = this_machine(), folder / "core.toml"
-    fit = with_constants(RunFit(machine=here.processor, torch=here.torch, cores=here.cores), CORE)
+    fit = with_constants(
+        RunFit(machine=here.processor, torch=here.torch, cores=here.cores, constants=CONSTANTS_VERSION), CORE
+    )
     catalogue.write_text(fit_text("cpu", fit, "typical constants, which price all plans that a fit covers"))
     for case in CASES:
         source = ROOT / case.job if (ROOT / case.job).exists() else folder / case.job
@@ -137,7 +139,7 @@ def errors_by(known: Sequence[Measured], others: Sequence[Measured]) -> list[flo
     typical = [CORE[name] for name in CONSTANTS]
     constants = fit_steps([each.features for each in known], [each.step.seconds for each in known], typical)
     here = this_machine()
-    machine = RunFit(machine=here.processor, torch=here.torch, cores=here.cores)
+    machine = RunFit(machine=here.processor, torch=here.torch, cores=here.cores, constants=CONSTANTS_VERSION)
     fit = with_constants(machine, dict(zip(CONSTANTS, constants, strict=True)))
     errors = []
     for each in others:

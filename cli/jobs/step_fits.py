@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from dslc.compiler.cost.estimate import fitted_step
 from dslc.compiler.cost.fitted_times import CORE, left_out_errors, run_fit, uncovered
-from dslc.compiler.facts.calibration import CONSTANTS, RunFit, with_constants
+from dslc.compiler.facts.calibration import CONSTANTS, CONSTANTS_VERSION, RunFit, with_constants
 from dslc.compiler.facts.user_calibrations import this_machine
 from dslc.compiler.ir.program import TrainMode
 from dslc.compiler.rules.analysis import Analysis
@@ -201,4 +201,4 @@ def features_of(analysis: Analysis) -> list[float]:
 
 def _machine() -> RunFit:
     here = this_machine()
-    return RunFit(machine=here.processor, torch=here.torch, cores=here.cores)
+    return RunFit(machine=here.processor, torch=here.torch, cores=here.cores, constants=CONSTANTS_VERSION)

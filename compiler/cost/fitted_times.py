@@ -34,9 +34,9 @@ from dslc.compiler.ir.nodes import LayerNode
 from dslc.compiler.placement.sharding import channels_last, recomputed
 from dslc.compiler.placement.staging import Staging
 
-_WHOLE = ("local_sgd", "diloco", "decentralized")  # exchanges of weights as they are
+_WEIGHT_EXCHANGES = ("local_sgd", "diloco", "decentralized")  # exchanges of weights as they are
 _ROUNDS = 20_000  # of the descent, which ends long before
-_SETTLED = 1e-7  # a change of a round that ends it, as a share of a step
+_TOLERANCE = 1e-7  # a change of a round that ends it, as a share of a step
 # The constants of a core of a server, as `dslc calibrate` fits them. A constant that no training tells stays near.
 CORE = {
     "flop": 6e-12,
@@ -175,7 +175,8 @@ def uncovered(staging: Staging) -> str:
         "`bf16` and `fp16`": job.train.precision.word != "fp32",
         "the context axis": layout.sizes["context"] > 1,
         "several hosts": layout.nodes > 1,
-        "compressed exchanges": staging.sharding.exchange is not None and staging.sharding.exchange.kind not in _WHOLE,
+        "compressed exchanges": staging.sharding.exchange is not None
+        and staging.sharding.exchange.kind not in _WEIGHT_EXCHANGES,
         "compiled networks": job.train.compile,
         "offloads": bool(job.memory.offload),
     }
@@ -205,7 +206,7 @@ def fit_steps(
             value = max(0.0, constants[n] + (target - _dot(row, constants)) / row[n])
             change = max(change, abs(value - constants[n]) * row[n] ** 0.5)
             constants[n] = value
-        if change < _SETTLED:
+        if change < _TOLERANCE:
             break
     return constants
 

@@ -101,6 +101,9 @@ CONSTANTS = (  # of a RunFit
 )  # fmt: skip
 
 
+CONSTANTS_VERSION = 2  # of the meaning of a fit's constants
+
+
 @record
 class RunFit(Record):
     """The constants of a machine, in seconds, fitted to the steps of `runs` trainings: of a FLOP, and one of
@@ -108,7 +111,7 @@ class RunFit(Record):
     has `cut`; of a collective, of one `within` the passes besides, of the `turn` that each one waits for with two
     processes to a core, and of each byte; of the hooks of a unit of `fully_shard` in the passes of a micro-batch; of a
     byte of weights and state, and a `tensor` of the update; of a micro-batch, or an action of a pipeline; of a step.
-    `error` is the median one of a step that the others predict.
+    `error` is the median one of a step that the others predict. `constants` is the version of what the constants mean.
     """
 
     machine: str
@@ -116,6 +119,7 @@ class RunFit(Record):
     cores: int
     runs: int = 0
     error: float = 1.0
+    constants: int = 0
     flop: float = 0.0
     convolution: float = 0.0
     byte: float = 0.0
@@ -151,8 +155,12 @@ def with_constants(fit: RunFit, constants: Mapping[str, float]) -> RunFit:
 
 
 def read_times(kind: type[Times], data: object) -> Times:
-    """Returns times from plain data. Raises DecodeError if these are of another form, negative, or not finite."""
+    """Returns times from plain data. Raises DecodeError if these are of another form or version, negative, or not
+    finite.
+    """
     times = from_json(kind, data)
+    if isinstance(times, RunFit) and times.constants != CONSTANTS_VERSION:
+        raise DecodeError(f"its constants are of version {times.constants}, and those of this dslc {CONSTANTS_VERSION}")
     for name, number in _numbers("", to_json(times)):
         if not 0 <= number < inf:
             raise DecodeError(f"{name} is {number}, which is no time")

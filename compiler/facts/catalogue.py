@@ -139,13 +139,13 @@ def _kind(kind: str, table: Any, source: Source) -> Findings[Hardware | None]:
 
 
 def _times(kind: type[Times], key: str, value: object, span: Span) -> Findings[Times | None]:
-    """Returns the times that a catalogue holds; None if they are damaged."""
+    """Returns the times that a catalogue holds; None if they are damaged or of another version."""
     try:
         return read_times(kind, value)
     except DecodeError as error:
         reason = str(error).removeprefix(f"{kind.__name__}.")
         command = "dslc calibrate JOB" if kind is Calibration else "dslc calibrate"
-        yield Diagnostic("E0422", f"`{key}` is damaged: {reason}", span, help=f"`{command}` writes it anew")
+        yield Diagnostic("E0422", f"`{key}` cannot be read: {reason}", span, help=f"`{command}` writes it anew")
         return None
 
 

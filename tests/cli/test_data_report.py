@@ -12,7 +12,7 @@ import torch
 from helpers.golden import hold
 from helpers.paths import TESTS
 
-from dslc.compiler.facts.calibration import RunFit, fit_text, with_constants
+from dslc.compiler.facts.calibration import CONSTANTS_VERSION, RunFit, fit_text, with_constants
 from dslc.compiler.facts.user_calibrations import calibration_path, this_machine
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
@@ -126,7 +126,9 @@ def test_planted_copies_leaks_and_long_samples_are_found(
     fit = Path(calibration_path("cpu"))
     fit.parent.mkdir()
     here = this_machine()
-    constants = RunFit(machine=here.processor, torch=here.torch, cores=here.cores, runs=3, error=0.1)
+    constants = RunFit(
+        machine=here.processor, torch=here.torch, cores=here.cores, constants=CONSTANTS_VERSION, runs=3, error=0.1
+    )
     fit.write_text(fit_text("cpu", with_constants(constants, {"flop": 1e-6}), "made by hand"))
     priced = report_of(capsys, job, "--set", "devices.cpus=1")
     assert main(["plan", str(job), "--trace", "--summary", "--set", "devices.cpus=1"]) == 0

@@ -9,14 +9,15 @@ from helpers.job_texts import job_text
 from helpers.planning import compiled
 
 from dslc.compiler.cost.fitted_times import fit_steps, left_out_errors, run_fit
-from dslc.compiler.facts.calibration import CONSTANTS, RunFit, fit_text, with_constants
+from dslc.compiler.facts.calibration import CONSTANTS, CONSTANTS_VERSION, RunFit, fit_text, with_constants
 from dslc.compiler.facts.catalogue import read_catalogue
-from dslc.compiler.facts.user_calibrations import calibration_path, this_machine
+from dslc.compiler.facts.hardware import Hardware
+from dslc.compiler.facts.user_calibrations import calibration_path, this_machine, with_user_calibration
 from dslc.compiler.show.explain import explain
 from dslc.dsl.diagnostics import Report
 
 HERE = this_machine()
-FIT = RunFit(machine=HERE.processor, torch=HERE.torch, cores=HERE.cores, runs=3, error=0.1)
+FIT = RunFit(machine=HERE.processor, torch=HERE.torch, cores=HERE.cores, constants=CONSTANTS_VERSION, runs=3, error=0.1)
 JOB = job_text(
     model={"network": "[flatten(), linear(16), relu(), linear(10)]", "loss": "cross_entropy()"},
     data={"source": "digits()", "batch": 64},
@@ -130,6 +131,20 @@ def test_what_a_fit_does_not_cover_is_said(tmp_path: Path, setting: str, lacking
     (tmp_path / "here.toml").write_text(fit_text("cpu", FIT, "made by hand"))
     estimate = compiled(tmp_path / "job.plt", "devices.cpus=2", setting).analysis.estimate
     assert estimate is not None and estimate.step_time is None and estimate.lacks == lacking
+
+
+@pytest.mark.parametrize("old", ("constants = 1", ""))
+def test_constants_of_another_version_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str) -> None:
+    """A file that was written before their meaning changed has no version."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    path = Path(calibration_path("cpu"))
+    path.parent.mkdir()
+    path.write_text(fit_text("cpu", FIT, "made by hand").replace(f"constants = {CONSTANTS_VERSION}", old))
+    report = Report()
+    assert report.collect(with_user_calibration(Hardware(kind="cpu"), 2)).fit is None
+    (warning,) = report.found
+    assert warning.code == "W0881" and "its constants are of version" in warning.message, warning
+    assert "`dslc calibrate` writes it anew" in str(warning.help)
 
 
 @pytest.mark.parametrize("after, said", (("flop = -1.0", "flop is -1.0"), ("speed = 1", "speed")))

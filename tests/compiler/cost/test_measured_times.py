@@ -302,7 +302,9 @@ def test_a_job_without_a_catalogue_is_predicted_by_the_users_own_calibration(
     assert compiled(tmp_path / "job.plt").plan.step is None
 
 
-@pytest.mark.parametrize("text, said", (("[cpu", "is not TOML"), ("[cpu.calibration]\n", "is damaged"), (None, "read")))
+@pytest.mark.parametrize(
+    "text, said", (("[cpu", "is not TOML"), ("[cpu.calibration]\n", "cannot be read"), (None, "read"))
+)
 def test_a_broken_calibration_of_the_user_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, said: str
 ) -> None:
