@@ -414,7 +414,7 @@ def _worst_lines(report: DataReport) -> list[str]:
     if worst is None:
         return []
     fullest, plan_peak = worst.fullest, byte_text(peak_bytes(report.analysis))
-    lines = [f"fullest micro-batch: {batch_place(fullest)}"]
+    lines = [f"fullest micro-batch: {batch_place(report.analysis, fullest)}"]
     if worst.fault is not None:
         lines.append(worst.fault.message)
     elif worst.analysis is not None and worst.analysis.costs:
@@ -424,6 +424,8 @@ def _worst_lines(report: DataReport) -> list[str]:
         lines.append(f"the predicted memory of the plan covers it: {plan_peak} on a rank")
     if fullest.read < (report.analysis.workload.train or 0):
         lines.append(f"the fullest micro-batch is of {fullest.read:,} samples, read within the time for it")
+    if fullest.steps < (report.analysis.workload.steps or 0):
+        lines.append(f"the fullest micro-batch is of the first {fullest.steps:,} steps, followed in the time for it")
     return lines
 
 

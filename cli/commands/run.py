@@ -20,7 +20,7 @@ from dslc.jobs.check_job import is_over_limit, presented, show
 from dslc.jobs.choose_plan import chosen_text
 from dslc.jobs.launcher_environment import NOT_STARTED, command
 from dslc.jobs.plan_file_input import is_plan_file, prepare_plan
-from dslc.jobs.prepare_run import ALONE, LaunchContext, Ready, launch, prepare, show_failure, train
+from dslc.jobs.prepare_run import ALONE, LaunchContext, Ready, check_batches, launch, prepare, show_failure, train
 from dslc.launching.hosts import HostPaths, no_endpoint, tell_fault, train_with_others, wait_for_speaker
 from dslc.launching.restart_detection import (
     folder_of,
@@ -36,6 +36,7 @@ from dslc.sweeps.running import Runner, SweepTraining, one_after_another, run_sw
 from dslc.terminal.exit_codes import GOOD, INTERRUPTED, JOB_AT_FAULT, TRAINING_FAILED, WRONG_USAGE, CommandFailedError
 
 if TYPE_CHECKING:
+    from dslc.probe.child import ChildAnswer
     from dslc.runtime.process.failure import Outcome
 
 _PROFILES = {"": "", "profile": "--profile", "trace": "--profile=trace"}
@@ -60,7 +61,7 @@ def main(arguments: argparse.Namespace) -> int:
     places = _worlds(context)
     load_result, combinations = load_each(arguments.job, arguments.settings)
     report = Report()
-    options = {**_measurements(arguments), "around": context, "answers": {}}
+    options = {**_measurements(arguments), "around": context}
     jobs = [prepare(combination, report, **options) for combination in combinations if not is_over_limit(report)]
     if not _show_findings(report, places, arguments, rendezvous) or load_result.job is None:
         return JOB_AT_FAULT
@@ -68,15 +69,17 @@ def main(arguments: argparse.Namespace) -> int:
     if isinstance(call, SSH) and not rendezvous and not arguments.trial:
         return _start_by_ssh(call, arguments, [job for job in jobs if job is not None])
     runs = [resume_after_restart(job) for job in jobs if job is not None]
-    if not places or places[0].speaks:
-        _print_choices(runs)
-    if arguments.trial:
-        return _try_each(runs)
     if was_stopped_by_user(runs[0], arguments.out):
         # The status ends the Job, and does not only give this pod up.
         raise CommandFailedError("it was stopped by `dslc stop`: submit it again to go on", JOB_AT_FAULT)
     if is_training_done(runs[0], arguments.out):
         raise CommandFailedError(plain(f"the training has ended without this pod: {arguments.out}"), GOOD)
+    if not _check_each(runs, places, arguments, rendezvous):
+        return JOB_AT_FAULT
+    if not places or places[0].speaks:
+        _print_choices(runs)
+    if arguments.trial:
+        return _try_each(runs)
     if rendezvous or _has_peers(runs[0]):
         return _run_with_others(runs, rendezvous, arguments)
     runner = _runner(load_result, runs, arguments.parallel)
@@ -161,6 +164,17 @@ def _show_findings(report: Report, places: Sequence[World], arguments: argparse.
     return not report.errors
 
 
+def _check_each(runs: Sequence[Ready], places: Sequence[World], arguments: argparse.Namespace, rendezvous: str) -> bool:
+    """Looks for the fullest micro-batch of each training, and shows what was found. Returns False if one does not fit;
+    the other processes of a launcher wait at the rendezvous, where they are told.
+    """
+    report = Report()
+    answers: dict[str, ChildAnswer] = {}
+    for run in runs:
+        check_batches(run, report, answers)
+    return _show_findings(report, places, arguments, rendezvous)
+
+
 def _measurements(arguments: argparse.Namespace) -> dict[str, Any]:
     """Returns what the ranks measure, as arguments of `prepare`."""
     return {name: True for name in (arguments.profile,) if name}
@@ -170,6 +184,8 @@ def _run_plan(arguments: argparse.Namespace, rendezvous: str, context: LaunchCon
     report, places = Report(), _worlds(context)
     ready = prepare_plan(arguments.job, arguments.settings, report, **_measurements(arguments), around=context)
     if not _show_findings(report, places, arguments, rendezvous) or ready is None:
+        return JOB_AT_FAULT
+    if not _check_each([ready], places, arguments, rendezvous):
         return JOB_AT_FAULT
     if arguments.trial:
         return _try_each([ready])

@@ -40,7 +40,7 @@ def prepare_inference(
     if loaded.job is None or loaded.report.errors:
         show(loaded.report)
         raise CommandFailedError(status=JOB_AT_FAULT)
-    made = prepare(replace(loaded, job=_without_training(loaded.job)), report, worst_batch=False)
+    made = prepare(replace(loaded, job=_without_training(loaded.job)), report)
     show([each for each in report if each.severity == "error"])  # warnings are about a training
     if made is None:
         raise CommandFailedError(status=JOB_AT_FAULT)

@@ -22,7 +22,6 @@ from dslc.dsl.meaning.load import LoadResult, load_kept
 from dslc.dsl.words import plural
 from dslc.jobs.check_job import inspect_for_run
 from dslc.jobs.prepare_run import ALONE, LaunchContext, Ready, detect_launcher, place_ranks
-from dslc.jobs.worst_batch import check_worst_batches
 from dslc.terminal.version import __version__
 
 ANEW = "`dslc plan JOB --json` makes the plan anew"
@@ -101,8 +100,6 @@ def prepare_plan(
         _untraced(path, report)
     else:
         _compare(path, list(differences(made.facts, here)), report)
-    if not report.errors:
-        check_worst_batches(counts, report)
     if report.errors:
         return None
     ready = place_ranks(loaded, Compiled(analysis=analysis, graph=made.graph), TrainMode(profile=profile, trace=trace))

@@ -78,13 +78,10 @@ def prepare(
     *,
     profile: bool = False,
     trace: bool = False,
-    worst_batch: bool = True,
-    answers: dict[str, ChildAnswer] | None = None,
     around: LaunchContext = ALONE,
 ) -> Ready | None:
     """Compiles a job for this machine; returns None with the reasons in the report, where warnings that block a run are
-    errors. `profile`: the run records its memory and its collectives; `trace`: the times of some steps; `worst_batch`:
-    the fullest micro-batch of the training has to fit. `answers` is passed from one combination of a sweep to the next.
+    errors. `profile`: the run records its memory and its collectives; `trace`: the times of some steps.
     """
     counts = inspect_for_run(loaded, report, run=True)
     elastic = loaded.job is not None and isinstance(loaded.job.devices.nodes, Range)
@@ -94,12 +91,19 @@ def prepare(
         return None
     analysis = counts[max(counts)]
     world = detect_launcher(analysis, report, around, elastic=elastic)
-    if worst_batch and not report.errors:
-        check_worst_batches(counts, report, answers)
     if report.errors:
         return None
     ready = place_ranks(with_choice(loaded, analysis), compile_plan(analysis), TrainMode(profile=profile, trace=trace))
     return dataclasses.replace(ready, world=world, counts=counts if elastic and world is None else {})
+
+
+def check_batches(ready: Ready, report: Report, answers: dict[str, ChildAnswer] | None = None) -> None:
+    """Reports a training whose fullest micro-batch does not fit. Of several processes of a launcher only those check it
+    that speak. `answers` is passed from one combination of a sweep to the next.
+    """
+    if ready.world is None or ready.world.speaks:
+        analysis = ready.compiled.analysis
+        check_worst_batches(ready.counts or {analysis.layout.nodes: analysis}, report, answers)
 
 
 def place_ranks(loaded: LoadResult, compiled: Compiled, mode: Mode) -> Ready:

@@ -1,9 +1,8 @@
-"""Refuses a training whose fullest micro-batch does not fit, before its first step: E0504, E0505, W0506, N0507.
+"""Refuses a training whose fullest micro-batch does not fit, before its first step: E0504, E0505, W0506, W0508, N0507.
 
 Model: a child finds the fullest micro-batch among all that the sampler deals out (runtime/data/fullest_batch.py). If it
-has more numbers for each sample than the batches that the plan was made with, and could exceed the memory, the source
-and the network are traced again with its longest sample, and the account is made of these shapes. The plan stays as it
-is.
+has more numbers for each sample than the batches that the plan was made with, the source and the network are traced
+again with its longest sample, and the account is made of these shapes. The plan stays as it is.
 
 Limits: only batches of a `collate` of the user's have shapes that differ by sample. Streams and mixtures are not looked
 through, nor steps of the user's own. On CPUs without a declared limit the ranks of a node share the machine's memory.
@@ -15,10 +14,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
+from dslc.compiler.cost.reuse import Reuse
 from dslc.compiler.graph.constants import data_step
 from dslc.compiler.ir.number_text import byte_text
 from dslc.compiler.model.job_steps import locate_paths
-from dslc.compiler.rules.analyse import analyse
+from dslc.compiler.rules.analyse import analyse, check_limits
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Diagnostic, Report, TooManyErrors
 from dslc.dsl.language.calls import Mixture, PythonCollate
@@ -38,7 +38,7 @@ _CUT = "cut long samples in the data set, or leave them out"
 @dataclass(frozen=True)
 class PricedBatch:
     """The fullest micro-batch, and the analysis of the job with its shapes; None if the plan's own account covers it.
-    `fault` is the diagnostic of a network that cannot take it.
+    `fault` is the diagnostic of a batch that does not fit, or that the network cannot take.
     """
 
     fullest: FullestBatch
@@ -75,23 +75,27 @@ def _check(analysis: Analysis, answers: dict[str, ChildAnswer]) -> list[Diagnost
     if "made" not in answer:
         where = f" ({answer['where']})" if answer["where"] else ""
         message = f"the longest sample is not known before the training: {answer['error']}{where}"
-        return [Diagnostic("W0506", message, span, help="`dslc data JOB` reads the samples and names the first fault")]
-    from dslc.runtime.data.fullest_batch import READING, FullestBatch
+        return [Diagnostic("W0506", message, span, help=_SAMPLES_HELP)]
+    from dslc.runtime.data.fullest_batch import ORDERING, READING, FullestBatch
 
     fullest = FullestBatch(**answer["made"])
     samples = analysis.workload.train or 0
     diagnostics = []
     if fullest.read < samples:
-        message = f"the longest of {fullest.read:,} samples was found in {READING:g} s, of {samples:,} in the training"
-        diagnostics.append(Diagnostic("N0507", f"{message} data: a longer one may come", span, help=_WHOLE))
+        read = plural(fullest.read, "sample")
+        message = f"the longest of {read} was found in {READING:g} s, of {samples:,} in the training data"
+        diagnostics.append(Diagnostic("N0507", f"{message}: a longer one may come", span, help=_LENGTHS_HELP))
+    if steps is not None and fullest.steps < steps:
+        message = f"the batches of {fullest.steps:,} of {steps:,} steps were followed in {ORDERING:g} s"
+        diagnostics.append(Diagnostic("N0507", f"{message}: a fuller one may come", span))
     limit = _limit(analysis)
-    if limit is None or peak_bytes(analysis) * max(1.0, _ratio(analysis, fullest)) ** 2 <= limit:
-        return diagnostics
-    priced = price_batch(analysis, fullest, limit)
+    fits = limit is None or peak_bytes(analysis) * max(1.0, _ratio(analysis, fullest)) ** 2 <= limit
+    priced = price_batch(analysis, fullest, None if fits else limit)
     return [*diagnostics, *([priced.fault] if priced.fault is not None else [])]
 
 
-_WHOLE = "`by_length` with a file of lengths makes them known at once"
+_LENGTHS_HELP = "`by_length` with a file of lengths makes them known at once"
+_SAMPLES_HELP = "`dslc data JOB --samples N` reads N samples and names the first that cannot be read"
 
 
 def find_fullest_batch(analysis: Analysis) -> FullestBatch:
@@ -133,42 +137,49 @@ def price_batch(analysis: Analysis, fullest: FullestBatch, limit: int | None = N
         return PricedBatch(fullest, None)
     traced = Report()
     facts = traced.collect(trace_longest(analysis.job, analysis.facts, fullest.source_number))
-    span = analysis.job.data.value_span("collate")
-    label = _label(analysis, fullest)
     if facts is None:
-        reason = traced.errors[0].message
-        fault = Diagnostic(
-            "E0505", f"the longest sample of the training ends it: {reason}", span, label=label, help=_CUT
-        )
-        return PricedBatch(fullest, None, fault)
+        return PricedBatch(fullest, None, _unusable(analysis, fullest, traced.errors[0].message))
     job = analysis.job if limit is None else replace(analysis.job, memory=replace(analysis.job.memory, limit=limit))
-    found = Report()
+    found, reuse = Report(), Reuse()
     try:
-        priced = found.collect(analyse(job, facts, limits=limit is not None))
+        priced = found.collect(analyse(job, facts, limits=False, reuse=reuse))
     except TooManyErrors:
         priced = None
-    over = next((diagnostic for diagnostic in found if diagnostic.code == OVER_MEMORY), None)
-    if over is None or priced is None:
+    if found.errors:
+        return PricedBatch(fullest, None, _unusable(analysis, fullest, found.errors[0].message))
+    if priced is None or not priced.costs:
+        message = "the memory of the fullest micro-batch is not predicted: its shapes leave the layers unknown"
+        return PricedBatch(fullest, None, _fault(analysis, fullest, "W0506", message, _CUT))
+    if limit is None:
         return PricedBatch(fullest, priced)
-    peak = byte_text(peak_bytes(priced))
-    fault = Diagnostic(
-        "E0504",
-        f"the fullest micro-batch of the training does not fit: a rank would hold {peak} at its peak, over a limit of "
-        f"{byte_text(limit or 0)}",
-        span,
-        label=label,
-        help=join_remedies("; ", [_CUT, over.help]),
+    limits = check_limits(priced, reuse, remedies=True)
+    over = next((diagnostic for diagnostic in limits if diagnostic.code == OVER_MEMORY), None)
+    if over is None:
+        return PricedBatch(fullest, priced)
+    message = (
+        "the fullest micro-batch of the training does not fit: a rank would hold "
+        f"{byte_text(peak_bytes(priced))} at its peak, over a limit of {byte_text(limit)}"
     )
-    return PricedBatch(fullest, priced, fault)
-
-
-def _label(analysis: Analysis, fullest: FullestBatch) -> str:
-    return f"{batch_place(fullest)}; the plan was made with {traced_numbers(analysis):,}"
-
-
-def batch_place(fullest: FullestBatch) -> str:
-    """Returns the place and the size of a micro-batch in words."""
-    return (
-        f"step {fullest.step + 1:,}, data rank {fullest.data_rank}: {plural(fullest.samples, 'sample')} of "
-        f"{fullest.numbers:,.0f} numbers each, as long as `dataset[{fullest.source_number}]`"
+    return PricedBatch(
+        fullest, priced, _fault(analysis, fullest, "E0504", message, join_remedies("; ", [_CUT, over.help]))
     )
+
+
+def _unusable(analysis: Analysis, fullest: FullestBatch, reason: str) -> Diagnostic:
+    return _fault(analysis, fullest, "E0505", f"the longest sample of the training ends it: {reason}", _CUT)
+
+
+def _fault(analysis: Analysis, fullest: FullestBatch, code: str, message: str, help: str) -> Diagnostic:
+    """Returns the diagnostic of a micro-batch; no error if it is not known that the training makes it."""
+    if not fullest.exact and code.startswith("E"):
+        code, message = "W0508", f"perhaps {message}"
+    label = f"{batch_place(analysis, fullest)}; the plan was made with {traced_numbers(analysis):,}"
+    return Diagnostic(code, message, analysis.job.data.value_span("collate"), label=label, help=help)
+
+
+def batch_place(analysis: Analysis, fullest: FullestBatch) -> str:
+    """Returns the place of a micro-batch, where it is known, and its size in words."""
+    shares = ", with equal shares" if analysis.workload.measured else ""
+    place = f"step {fullest.step + 1:,}, data rank {fullest.data_rank}{shares}: " if fullest.exact else ""
+    samples = plural(fullest.samples, "sample")
+    return f"{place}{samples} of {fullest.numbers:,.0f} numbers each, as long as `dataset[{fullest.source_number}]`"

@@ -170,7 +170,7 @@ def _run(
     job: str, settings: list[str], out: str | None, quiet: bool, callback: Callable[[Record], object] | None
 ) -> RunResult:
     from dslc.jobs.plan_file_input import is_plan_file, prepare_plan
-    from dslc.jobs.prepare_run import prepare, train
+    from dslc.jobs.prepare_run import check_batches, prepare, train
     from dslc.runtime.checkpoint.weights import load_weights
     from dslc.runtime.launch import run_in_subprocess
     from dslc.runtime.model.meta_model import build_model
@@ -181,7 +181,9 @@ def _run(
         ready = prepare_plan(job, settings, report)
     else:
         ready = prepare(_load_job(job, settings), report)
-    if ready is None:
+    if ready is not None:
+        check_batches(ready, report)
+    if ready is None or report.errors:
         raise _error(report)
     if ready.loaded.combinations:
         raise ValueError("a job with a sweep is several runs: `dslc run`, or one call for each with `settings`")

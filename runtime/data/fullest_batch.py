@@ -1,10 +1,11 @@
 """Finds the micro-batch of a training with the most numbers, before its first step.
 
-Model: the size of a sample is the count of its numbers. Up to `READING` seconds are spent on reading samples, in a
-random order, so that the samples of a bounded reading are a fair draw. As batches are a pure function of the seed, the
-sampler gives the samples of every micro-batch of every step. A batch is as large as its largest sample times its
-samples, where `collate` pads; or as the sum of its samples, where `collate` joins them. The fullest batch of either
-kind is made by `collate`, and the one with more numbers counts.
+Model: the size of a sample is its length in the file of `by_length`, else the count of its numbers. Up to `READING`
+seconds are spent on reading samples, in a random order, so that the samples of a bounded reading are a fair draw. As
+batches are a pure function of the seed, the sampler gives the samples of every micro-batch of every step. A batch is as
+large as its largest sample times its samples, where `collate` pads; or as the sum of its samples, where `collate` joins
+them. The fullest batch of either kind is made by `collate`, and the one with more numbers counts. Where fewer samples
+than it has could be read in time, it is not made: it then counts as padded to its largest known sample.
 
 Limits: orders of epochs are followed for `ORDERING` seconds. Samples that a data set draws anew in each epoch have the
 size of their first epoch.
@@ -20,9 +21,9 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep
-from dslc.compiler.trace.structures import count_numbers, tensors
+from dslc.compiler.trace.structures import Structure, count_numbers, tensors
 from dslc.runtime.data.rank_orders import place_of
-from dslc.runtime.data.sample_keys import prepare
+from dslc.runtime.data.sample_keys import numbers_of, prepare
 from dslc.runtime.data.sampler import batch_samples, micro_batches, permutation, sizes_of, steps_per_epoch
 from dslc.runtime.data.samples import Samples, items
 from dslc.runtime.data.splits import source_number
@@ -30,7 +31,7 @@ from dslc.runtime.process.random_numbers import generator, preserve_generators
 
 READING = 10.0  # seconds in which samples are read, at most
 ORDERING = 5.0  # seconds in which the orders of epochs are followed, at most
-CHUNK = 64  # samples between two looks at the clock
+CHUNK = 64  # samples asked for at once; a user's are read one by one
 _PADDED = 0.75  # of the numbers of the largest sample: a batch with at least these for each sample is padded
 
 
@@ -50,6 +51,7 @@ class FullestBatch:
     source_number: int
     read: int  # samples whose size is known
     steps: int  # whose batches were looked at
+    exact: bool  # False if the training may never make this batch: too few samples could be read to know its order
 
 
 @dataclass(frozen=True)
@@ -66,14 +68,19 @@ class _Slot:
 @preserve_generators()  # samples of a user's code are made
 def find_fullest(step: DataStep, samples: Samples, data_ranks: int, microbatches: int, steps: int) -> FullestBatch:
     """Returns the fullest micro-batch of a training of `steps` steps on `data_ranks` ranks."""
-    sizes, known = read_sizes(step, samples, READING)
-    if step.sampler is not None and (known == len(sizes) or step.sampler.file or step.sampler.kind == "weighted"):
+    sampler, exact = step.sampler, True
+    if sampler is not None and sampler.kind == "by_length" and sampler.file:
         prepare(step, samples, torch.device("cpu"))
-    elif step.sampler is not None:  # its order needs all samples
-        step = replace(step, sampler=None)
+        sizes, known = numbers_of(step).values, len(samples)
+    else:
+        sizes, known = read_sizes(step, samples, READING)
+        if known == len(sizes) or (sampler is not None and sampler.kind == "weighted"):
+            prepare(step, samples, torch.device("cpu"))
+        elif sampler is not None:  # its order needs all samples
+            step, exact = replace(step, sampler=None), False
     slots, looked_at = find_slots(step, sizes, data_ranks, microbatches, steps)
-    made = [(_numbers(samples, slot.indices, slot.epoch), slot) for slot in slots]
-    numbers, slot = max(made, key=lambda pair: pair[0])
+    measured_slots = [(_measure(samples, sizes, slot, known), slot) for slot in slots]
+    numbers, slot = max(measured_slots, key=lambda pair: pair[0])
     per_sample = numbers / len(slot.indices)
     example = _example(samples, sizes, slot, per_sample)
     return FullestBatch(
@@ -86,6 +93,7 @@ def find_fullest(step: DataStep, samples: Samples, data_ranks: int, microbatches
         source_number=source_number(step, "train", example),
         read=known,
         steps=looked_at,
+        exact=exact and known >= len(slot.indices),
     )
 
 
@@ -93,14 +101,17 @@ def read_sizes(step: DataStep, samples: Samples, seconds: float) -> tuple[Tensor
     """Returns the size of each training sample, 0 for an unread one, and the number of known sizes."""
     sizes = torch.zeros(len(samples), dtype=torch.float64)
     known, end = 0, time.monotonic() + seconds
-    for chunk in torch.randperm(len(samples), generator=generator(step.seed, "sizes")).split(CHUNK):
-        ordered = chunk.sort().values
-        for index, sample in zip(ordered.tolist(), items(samples, ordered), strict=True):
-            sizes[index] = count_numbers(sample)
-        known += len(chunk)
+    for index, sample in _in_random_order(step, samples):
+        sizes[index] = count_numbers(sample)
+        known += 1
         if time.monotonic() > end:
             break
     return sizes, known
+
+
+def _in_random_order(step: DataStep, samples: Samples) -> Iterator[tuple[int, Structure]]:
+    for chunk in torch.randperm(len(samples), generator=generator(step.seed, "sizes")).split(CHUNK):
+        yield from zip(chunk.tolist(), items(samples, chunk), strict=True)
 
 
 def find_slots(
@@ -145,6 +156,14 @@ def _of_epoch(
                 chosen = sizes[indices]
                 for kind, total in enumerate((chosen.amax() * len(indices), chosen.sum())):
                     yield kind, _Slot(float(total), first + full, epoch, data_rank, indices)
+
+
+def _measure(samples: Samples, sizes: Tensor, slot: _Slot, known: int) -> int:
+    """Returns the numbers in the input of a batch; those of its largest sample for each, if it takes too long."""
+    if known >= len(slot.indices):
+        return _numbers(samples, slot.indices, slot.epoch)
+    largest = slot.indices[sizes[slot.indices].argmax()]
+    return _numbers(samples, largest.view(1), slot.epoch) * len(slot.indices)
 
 
 def _numbers(samples: Samples, indices: Tensor, epoch: int) -> int:

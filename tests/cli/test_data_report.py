@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -14,13 +15,16 @@ from helpers.paths import TESTS
 
 from dslc.compiler.facts.calibration import CONSTANTS_VERSION, RunFit, fit_text, with_constants
 from dslc.compiler.facts.user_calibrations import calibration_path, this_machine
-from dslc.dsl.diagnostics import Report
+from dslc.dsl.diagnostics import Diagnostic, Findings, Report
 from dslc.dsl.meaning.load import load
-from dslc.jobs.prepare_run import prepare
+from dslc.jobs import worst_batch
+from dslc.jobs.prepare_run import Ready, check_batches, prepare
+from dslc.jobs.worst_batch import batch_place, find_fullest_batch
 from dslc.main import main
 from dslc.probe.child import ChildAnswer
 from dslc.runtime.data import fullest_batch
 from dslc.runtime.data.sample_records import sample_lengths, spread
+from dslc.runtime.launchers.world import World
 
 GOLDEN = TESTS / "cli" / "formats"
 MODULE = """
@@ -176,10 +180,18 @@ def test_a_sample_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.Ca
     assert "planted_fault.py, line" in told
 
 
+def prepared(job: Path, *settings: str) -> Ready:
+    """Returns a training for which nothing is looked up in its batches yet."""
+    report = Report()
+    ready = prepare(load(str(job), list(settings)), report)
+    assert ready is not None and not report.found
+    return ready
+
+
 def found_before_training(job: Path, *settings: str) -> Report:
     """Returns what is found before the first step."""
     report = Report()
-    assert (prepare(load(str(job), list(settings)), report) is None) == bool(report.errors)
+    check_batches(prepared(job, *settings), report)
     return report
 
 
@@ -207,15 +219,54 @@ def test_a_planted_long_sample_is_refused_before_the_first_step(
             "    def forward(self, values):\n        values + torch.zeros(1, 40)[:, :values.shape[1]]",
         )
     )
-    (refusal,) = found_before_training(job, "memory.limit=300KiB").errors
-    assert refusal.code == "E0505" and "Mismatching argument" in refusal.message
+    for limit in ("300KiB", "1GiB"):  # of which the second holds any shape
+        (refusal,) = found_before_training(job, f"memory.limit={limit}").errors
+        assert refusal.code == "E0505" and "Mismatching argument" in refusal.message
+    analysis = prepared(job).compiled.analysis
+    workload = replace(analysis.workload, measured=True)
+    fullest = find_fullest_batch(analysis)
+    assert ", data rank 1, with equal shares: " in batch_place(replace(analysis, workload=workload), fullest)
+
+
+def test_one_process_of_a_launcher_looks_for_the_fullest_batch(tmp_path: Path) -> None:
+    ready, report = prepared(planted(tmp_path, "planted_many_processes"), "memory.limit=300KiB"), Report()
+    world = World(word="torchrun", command="torchrun", rank=1, size=2, names={}, speaks=False)
+    check_batches(replace(ready, world=world), report)
+    assert not report.found
+    check_batches(replace(ready, world=replace(world, rank=0, speaks=True)), report)
+    assert [error.code for error in report.errors] == ["E0504"]
+
+
+def test_a_rule_against_the_longest_sample_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = planted(tmp_path, "planted_rule")
+
+    def refused(*arguments: object, **more: object) -> Findings[None]:
+        yield Diagnostic("E0215", "the loss does not fit", None)
+
+    monkeypatch.setattr(worst_batch, "analyse", refused)
+    (refusal,) = found_before_training(job).errors
+    assert refusal.code == "E0505" and refusal.message.endswith("ends it: the loss does not fit")
+    assert main(["data", str(job)]) == 0
+    told = capsys.readouterr().out
+    assert "ends it: the loss does not fit" in told and "covers it" not in told
 
 
 def test_a_bounded_reading_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = planted(tmp_path, "planted_many")
     monkeypatch.setattr(fullest_batch, "READING", 0.0)
-    monkeypatch.setattr(fullest_batch, "CHUNK", 8)
-    (note,) = found_before_training(planted(tmp_path, "planted_many")).found
-    assert note.code == "N0507" and "the longest of 8 samples was found in 0 s, of 48 in the training" in note.message
+    monkeypatch.setattr(fullest_batch, "ORDERING", 0.0)
+    (reading, orders) = found_before_training(job).found
+    assert reading.code == orders.code == "N0507"
+    assert "the longest of 1 sample was found in 0 s, of 48 in the training data" in reading.message
+    assert "the batches of 6 of 12 steps were followed in 0 s" in orders.message
+    # The sample that is read first is the longest one; the order of `by_length()` is that of all samples.
+    monkeypatch.setattr(torch, "randperm", lambda count, **_: torch.arange(count).roll(-41))
+    sorted_job = [*["--set", "memory.limit=300KiB"][1:], "data.sampler=by_length()"]
+    warning = next(each for each in found_before_training(job, *sorted_job).found if each.code != "N0507")
+    assert warning.code == "W0508" and warning.message.startswith("perhaps the fullest micro-batch of the training")
+    assert warning.label.startswith("4 samples of 900 numbers each")
 
 
 def test_a_fault_of_a_sample_is_a_warning_before_the_first_step(tmp_path: Path) -> None:
@@ -223,7 +274,7 @@ def test_a_fault_of_a_sample_is_a_warning_before_the_first_step(tmp_path: Path) 
     answers: dict[str, ChildAnswer] = {}
     for rate, words in ((0.1, "a line without a label"), (0.2, "as the combination before")):
         report = Report()
-        assert prepare(load(str(job), [f"train.optimizer.lr={rate}"]), report, answers=answers) is not None
+        check_batches(prepared(job, f"train.optimizer.lr={rate}"), report, answers)
         (warning,) = report.found
         assert warning.code == "W0506" and words in warning.message
         (answer,) = answers.values()  # which the next combination of a sweep takes

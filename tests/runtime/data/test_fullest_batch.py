@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from dslc.compiler.ir.program import DataStep
+from dslc.compiler.ir.program import DataStep, SamplerStep
+from dslc.runtime.data import fullest_batch
 from dslc.runtime.data.fullest_batch import find_fullest, read_sizes
 from dslc.runtime.data.rank_orders import place_of
 from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
@@ -95,4 +99,29 @@ def test_a_bounded_reading_says_how_many_sizes_are_known() -> None:
         workers=0,
     )
     sizes, known = read_sizes(step, ragged(padded, 200), seconds=0)
-    assert known == int((sizes > 0).sum()) == 64
+    assert known == int((sizes > 0).sum()) == 1
+
+
+def test_a_file_of_lengths_is_the_sizes_of_all_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fullest_batch, "READING", 0.0)
+    samples = ragged(padded, 45)
+    lengths = [len(samples.dataset[n][0]) for n in range(45)]
+    np.save(tmp_path / "lengths.npy", np.array(lengths))
+    sampler = SamplerStep(kind="by_length", samples=45, file=str(tmp_path / "lengths.npy"), window=2, line="job.plt:2")
+    step = DataStep(
+        source="python",
+        structured=True,
+        train_samples=45,
+        validation_samples=0,
+        split="none",
+        seed=3,
+        shuffle=True,
+        batch=8,
+        last=5,
+        workers=0,
+        sampler=sampler,
+    )
+    fullest = find_fullest(step, samples, 2, 1, 6)
+    assert (fullest.read, fullest.exact, fullest.numbers) == (45, True, max(lengths))
+    shuffled = find_fullest(replace(step, sampler=None), samples, 2, 1, 6)
+    assert (shuffled.read, shuffled.exact) == (1, False)  # a sample of four is known
