@@ -85,7 +85,7 @@ def read_records(
     for sample in readings:
         _add(records, sample, whole=step.whole, length=length)
         unread += 1
-        if unread == _TOLD:
+        if unread == _ADVANCE_EVERY:
             advance(unread)
             unread = 0
     advance(unread)
@@ -94,7 +94,7 @@ def read_records(
     return records
 
 
-_TOLD = 64  # samples between two calls of `advance`
+_ADVANCE_EVERY = 64  # samples between two calls of `advance`
 
 
 def samples_in(step: DataStep, split: str) -> int:
