@@ -90,15 +90,15 @@ def main(arguments: argparse.Namespace) -> int:
     window = _window(arguments)
     _check_steps(window, first, second)
     with _keep_folder_on_error() as folder:
-        one, other, result, bounds = _bisect(first, second, window, folder)
+        one, other, result, bounds, notes = _bisect(first, second, window, folder)
     by_nature = tuple(dict.fromkeys((*first.by_nature, *second.by_nature)))
     if arguments.json:
-        json.dump(_json(one, other, result, bounds, by_nature), sys.stdout, indent=2)
+        json.dump(_json(one, other, result, bounds, by_nature, notes), sys.stdout, indent=2)
         print()
     else:
         if window.text:
             print(plain(window.text))
-        _show(one, other, result, bounds, by_nature)
+        _show(one, other, result, bounds, [*notes, *(f"they are expected to differ: {each}" for each in by_nature)])
     return DIFFERENT if result.text else SAME
 
 
@@ -199,6 +199,7 @@ class MeasuredRounding:
     reference: Recording
     plain: Recording
     bounds: Mapping[TensorKey, float]
+    notes: Sequence[str] = ()  # trainings that failed, and what follows
 
 
 class Trainings:
@@ -229,26 +230,28 @@ class Trainings:
         if plain is None:
             raise CommandFailedError(status=TRAINING_FAILED)
         if single.program.precision.dtype == "float32":
-            wide = self._train(single, "float64", replace(mode, exact=True), quiet=True)
+            precision = "float64"
+            wide = self._train(single, precision, replace(mode, exact=True), quiet=True)
         else:
+            precision = "float32"
             program = replace(single.program, precision=PrecisionStep())
-            wide = self._train(replace(single, program=program), "float32", mode, quiet=True)
-        if wide is None and single.program.data.structured:
+            wide = self._train(replace(single, program=program), precision, mode, quiet=True)
+        is_structured = single.program.data.structured  # its samples have no other order
+        numbers = () if is_structured else range(1, _ORDERS + 1)
+        tried = [self._train(single, f"order {n}", replace(mode, reorder=n), quiet=True) for n in numbers]
+        orders = [each for each in tried if each is not None]
+        if wide is None and not orders:
+            why = "batches are structures, whose samples have no other order"
             _refuse(
                 "E1203",
-                "rounding cannot be measured: the network cannot be trained in float64, and batches are structures, "
-                "whose samples have no other order",
-                "let the network take float64 samples: without `.float()` and float32 constants",
+                f"rounding cannot be measured: the training in {precision} failed, and "
+                f"{why if is_structured else 'so did those with other orders of samples'}",
+                f"let the network be trained in {precision}: without `.to` and constants of another precision",
             )
-        orders = [
-            self._train(single, f"order {n}", replace(mode, reorder=n), quiet=True) for n in range(1, _ORDERS + 1)
-        ]
+        notes = failure_notes(precision if wide is None else "", len(tried) - len(orders), len(tried))
         reference = wide or plain
-        return MeasuredRounding(
-            reference=reference,
-            plain=plain,
-            bounds=measure_bounds(reference, [plain, *(order for order in orders if order is not None)]),
-        )
+        bounds = measure_bounds(reference, [plain, *orders])
+        return MeasuredRounding(reference=reference, plain=plain, bounds=bounds, notes=notes)
 
     def _train(
         self,
@@ -267,7 +270,17 @@ class Trainings:
         seen = train_observed(ready, program, folder, name, quiet=quiet)
         if seen is None:
             return None
-        return replace(join_ranks(name, seen, single), precision=ready.program.precision.dtype)
+        joined = join_ranks(name, seen, single)
+        shutil.rmtree(folder)
+        return replace(joined, precision=ready.program.precision.dtype)
+
+
+def failure_notes(precision: str, failed: int, tried: int) -> list[str]:
+    """Returns notes on measuring trainings that failed: the one in `precision` ("": none), and in other orders."""
+    notes = [f"the training in {precision} failed, so outputs are not compared"] if precision else []
+    if failed:
+        notes.append(f"{failed} of {tried} trainings with other orders of samples failed: rounding may be more")
+    return notes
 
 
 def _line(job: JobProgram, name: str) -> str:
@@ -288,6 +301,8 @@ def _record(side: BisectedSide, window: ReplayWindow, path: str) -> int:
         rounding = trainings.measure_rounding(single_process(side))
         recording = trainings.record(side, rounding.plain)
         write_recording(path, recording, rounding.bounds)
+    for note in rounding.notes:
+        print(plain(f"note: {note}"))
     print(plain(f"{path}: {plural(len(recording.sums), 'tensor')} of {plural(len(recording.steps), 'step')}"))
     return GOOD
 
@@ -302,7 +317,7 @@ def _keep_folder_on_error() -> Iterator[str]:
 
 def _bisect(
     first: BisectedSide, second: BisectedSide, window: ReplayWindow, folder: str
-) -> tuple[Recording, Recording, Bisection, _Bounds]:
+) -> tuple[Recording, Recording, Bisection, _Bounds, Sequence[str]]:
     """Trains what is no recording, and compares. A recording has the rounding of its tensors with it."""
     trainings = Trainings(window, folder)
     recorded = next((side.recording for side in (first, second) if side.recording is not None), None)
@@ -322,13 +337,15 @@ def _bisect(
         for key, bound in (measured or {}).items():
             bounds[key] = max(bound, bounds.get(key, 0.0))
     reference = rounding.reference if rounding is not None else None
-    return recordings[0], recordings[1], find_difference(recordings[0], recordings[1], bounds, reference), bounds
+    notes = rounding.notes if rounding is not None else ()
+    one, other = recordings
+    return one, other, find_difference(one, other, bounds, reference), bounds, notes
 
 
 # ------------------------------------------------------------------------------------------------------- on the screen
 
 
-def _show(one: Recording, other: Recording, result: Bisection, bounds: _Bounds, by_nature: Sequence[str]) -> None:
+def _show(one: Recording, other: Recording, result: Bisection, bounds: _Bounds, notes: Sequence[str]) -> None:
     from rich.table import Table
 
     output = console()
@@ -351,8 +368,8 @@ def _show(one: Recording, other: Recording, result: Bisection, bounds: _Bounds, 
     output.print()
     for line in _lines(result):
         output.print(plain_lines(line), markup=False)
-    for reason in by_nature:
-        output.print(plain(f"note: they are expected to differ: {reason}"), markup=False)
+    for note in notes:
+        output.print(plain(f"note: {note}"), markup=False)
 
 
 def _lines(result: Bisection) -> list[str]:
@@ -367,11 +384,19 @@ def _lines(result: Bisection) -> list[str]:
         lines = [f"they part at step {result.step}, at {result.text}{line}"]
         lines += [f"  {detail}" for detail in result.details]
     if result.missing:
-        lines.append(f"  {plural(len(result.missing), 'tensor')} of one alone, or in other parts, not compared")
+        missing = plural(len(result.missing), "tensor")
+        lines.append(f"  {missing} not compared: of one alone, in other parts, or without a measured rounding")
     return lines
 
 
-def _json(one: Recording, other: Recording, result: Bisection, bounds: _Bounds, by_nature: Sequence[str]) -> object:
+def _json(
+    one: Recording,
+    other: Recording,
+    result: Bisection,
+    bounds: _Bounds,
+    by_nature: Sequence[str],
+    notes: Sequence[str],
+) -> object:
     first, most = result.first, result.largest
     return {
         "a": {"name": one.name, "plan": one.description},
@@ -387,6 +412,7 @@ def _json(one: Recording, other: Recording, result: Bisection, bounds: _Bounds, 
         "compared": len(result.compared),
         "missing": len(result.missing),
         "expected": list(by_nature),
+        "notes": list(notes),
         "steps": [
             {"step": step, "losses": losses, "loss_share": _finite(loss.share), "norm_share": _finite(gradient.share)}
             for step, losses, loss, gradient in step_rows(one, other, bounds)

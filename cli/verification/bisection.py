@@ -4,7 +4,8 @@ Model: tensors are compared in the order in which a step makes them (recordings.
 before: samples, their numbers, the divisor of the losses, the learning rate. Copies of a tensor on several ranks are
 compared with each other where the tensor is reached.
 
-Limits: a tensor that one of the two has no summary of, or has another part of, is not compared; it is counted.
+Limits: a tensor that one of the two has no summary of, or has another part of, or whose rounding is not measured, is
+not compared; it is counted.
 """
 
 from __future__ import annotations

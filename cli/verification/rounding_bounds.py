@@ -4,10 +4,11 @@ Model: one process trains several times: in float64 (in float32 where the job co
 reference; in the job's precision; and with the samples of each batch in other orders. The rounding of a tensor is the
 largest distance of these from the reference. It is at least half a unit in the last place of the tensor's numbers, as
 each of them is rounded when it is stored. If the model cannot be float64, the training in the job's precision is the
-reference. Other orders of samples do not change the rounding of an output, so outputs have no bound then.
+reference. Other orders of samples do not change the rounding of an output, so outputs have no bound then. An
+output whose first dim does not go sample by sample has no bound either, as other orders mix it.
 
 A loss and a norm are one number, which may be exact by chance. Their rounding is at least that of what they are made
-of: the largest relative rounding of an output, times the loss; the rounding of all gradients together. A tensor of
+of: the median relative rounding of the outputs, times the loss; the rounding of all gradients together. A tensor of
 fewer than `SMALL_TENSOR` numbers has at least the median relative rounding of the tensors of its kind in its step.
 
 A difference is a share of the rounding. One that is more than `ROUNDING_FACTOR` of it has another cause: a plan sums in
@@ -25,6 +26,7 @@ from dslc.verification.recordings import GRADIENT, LOSS, NORM, OUTPUT, STATE, Re
 
 ROUNDING_FACTOR = ROUNDING
 SMALL_TENSOR = 32
+_PLAUSIBLE = 0.1  # of a tensor's norm: rounding is less
 
 
 def distance(one: Recording, other: Recording, key: TensorKey) -> float:
@@ -39,7 +41,7 @@ def norm(recording: Recording, key: TensorKey) -> float:
 
 
 def measure_bounds(reference: Recording, trainings: Sequence[Recording]) -> dict[TensorKey, float]:
-    """Returns the rounding of each tensor of the reference."""
+    """Returns the rounding of each tensor of the reference. `trainings`: as it is, and with other orders of samples."""
     (first, *_) = trainings
     last_place = HALF_LAST_PLACE[first.precision]
     bounds: dict[TensorKey, float] = {}
@@ -47,12 +49,22 @@ def measure_bounds(reference: Recording, trainings: Sequence[Recording]) -> dict
         if key.kind == OUTPUT and reference is first:
             continue
         distances = [distance(training, reference, key) for training in trainings if key in training.sums]
+        if key.kind == OUTPUT and _mixes_samples(distances, norm(reference, key)):
+            continue
         finite = [each for each in distances if math.isfinite(each)]
         stored = HALF_LAST_PLACE["float32"] if key.kind in (GRADIENT, STATE) else last_place
         bounds[key] = max([stored * norm(reference, key), *finite])
     for step in dict.fromkeys(key.step for key in bounds):
         _raise_chance_bounds(reference, bounds, step)
     return bounds
+
+
+def _mixes_samples(distances: Sequence[float], size: float) -> bool:
+    """Returns true of an output whose first dim does not go sample by sample: other orders of samples alone change it
+    by far more than rounding does.
+    """
+    reordered = distances[1:]
+    return bool(reordered) and distances[0] <= _PLAUSIBLE * size < min(reordered)
 
 
 def _raise_chance_bounds(reference: Recording, bounds: dict[TensorKey, float], step: int) -> None:
@@ -69,7 +81,8 @@ def _raise_chance_bounds(reference: Recording, bounds: dict[TensorKey, float], s
     for key in keys:
         if key.kind == LOSS:
             made_of = outputs or _relative([each for each in keys if each.kind == GRADIENT], reference, bounds)
-            bounds[key] = max(bounds[key], max(made_of.values(), default=0.0) * norm(reference, key))
+            typical = statistics.median(made_of.values()) if made_of else 0.0
+            bounds[key] = max(bounds[key], typical * norm(reference, key))
         elif key.kind == NORM:
             gradients = [bounds[each] for each in keys if each.kind == GRADIENT]
             bounds[key] = max(bounds[key], math.sqrt(sum(each**2 for each in gradients)))

@@ -154,6 +154,8 @@ class Observer:
 
     @torch.no_grad()
     def _write_tensors(self, moment: str) -> None:
+        if self._mode.tensors:  # summaries take their place
+            return
         from safetensors.torch import save_file
 
         arrays, places = {}, {}

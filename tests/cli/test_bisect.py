@@ -20,6 +20,7 @@ from helpers.paths import HELPERS
 from helpers.planted_faults import DIFFERENT_COPIES, FAULTS
 from safetensors import safe_open
 
+from dslc.commands.bisect import failure_notes
 from dslc.compiler.facts.checkpoint_names import MANIFEST, name_of
 from dslc.runtime.measure.observe import Observation, StepObservation
 from dslc.runtime.step import tensor_summaries
@@ -172,9 +173,29 @@ def test_a_number_that_was_exact_by_chance_is_allowed_what_it_is_made_of_rounds(
     exact = noisy(1)
     exact.sums[key("loss")] = recording().sums[key("loss")]
     bounds = measure_bounds(recording(), [exact])
-    largest = max(bounds[key("output", name)] / np.linalg.norm(recording().sums[key("output", name)]) for name in "ab")
-    assert bounds[key("loss")] == pytest.approx(largest * abs(recording().sums[key("loss")][0]))
+    relative = [bounds[key("output", name)] / np.linalg.norm(recording().sums[key("output", name)]) for name in "ab"]
+    assert bounds[key("loss")] == pytest.approx(np.mean(relative) * abs(recording().sums[key("loss")][0]))
     assert bounds[key("norm")] >= math.hypot(*(bounds[key("gradient", name)] for name in "ab"))
+
+
+def test_an_output_that_other_orders_mix_is_not_compared() -> None:
+    """Its first dim is time."""
+    mixed = [noisy(2), noisy(3)]
+    for each in mixed:
+        each.sums[key("output", "b", 2)] = each.sums[key("output", "b", 2)][::-1].copy()
+    bounds = measure_bounds(recording(), [noisy(1), *mixed])
+    assert key("output", "b", 2) not in bounds and len(bounds) == len(KEYS) - 1
+    assert bounds[key("loss", "", 2)] < 1e-5, "it takes nothing from that output"
+    result = find_difference(noisy(3), recording(loss_=1e-3), bounds, recording())
+    assert result.text == "the loss" and result.missing == [key("output", "b", 2)]
+
+
+def test_trainings_that_failed_are_noted() -> None:
+    assert failure_notes("", 0, 2) == []
+    assert failure_notes("float64", 1, 2) == [
+        "the training in float64 failed, so outputs are not compared",
+        "1 of 2 trainings with other orders of samples failed: rounding may be more",
+    ]
 
 
 def test_without_float64_outputs_are_not_compared() -> None:
@@ -456,3 +477,4 @@ def test_a_network_that_cannot_be_float64_is_compared_but_for_its_outputs(tmp_pa
     (tmp_path / "job.plt").write_text(FAULTY.replace("planted_faults:", "narrow:"))
     result = bisect(tmp_path, "job.plt", "--steps=1")
     assert result["same"] and (result["compared"], result["missing"]) == (14, 6), result
+    assert result["notes"] == ["the training in float64 failed, so outputs are not compared"]
