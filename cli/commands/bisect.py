@@ -237,7 +237,7 @@ class Trainings:
             program = replace(single.program, precision=PrecisionStep())
             wide = self._train(replace(single, program=program), precision, mode, quiet=True)
         is_structured = single.program.data.structured  # its samples have no other order
-        numbers = () if is_structured else range(1, _ORDERS + 1)
+        numbers = range(1, 1 + (0 if is_structured else _ORDERS))
         tried = [self._train(single, f"order {n}", replace(mode, reorder=n), quiet=True) for n in numbers]
         orders = [each for each in tried if each is not None]
         if wide is None and not orders:

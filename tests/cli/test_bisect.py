@@ -97,7 +97,7 @@ def test_long_rows_are_summarized_piece_by_piece(monkeypatch: pytest.MonkeyPatch
     whole = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
     part = (slice(0, 3), slice(0, 50))
     sums, _ = summarize(whole, part, (3, 50))
-    sizes = []
+    sizes: list[int] = []
 
     def mixed(numbers: torch.Tensor) -> torch.Tensor:
         sizes.append(numbers.numel())
@@ -290,7 +290,8 @@ def test_a_file_holds_a_recording(tmp_path: Path) -> None:
     assert bounds == BOUNDS and list(read.sums) == KEYS
     assert all(np.array_equal(read.sums[each], made.sums[each]) for each in KEYS)
     assert (read.steps, read.numbers, read.copies, read.lines) == (made.steps, made.numbers, made.copies, made.lines)
-    assert len(safe_open(path, framework="np").metadata()) == 1, "metadata has at most 100 MB"
+    file: Any = safe_open(path, framework="np")
+    assert len(file.metadata()) == 1, "metadata has at most 100 MB"
     with pytest.raises(FileNotFoundError):
         write_recording(str(tmp_path / "none" / "a.recording"), made, BOUNDS)
     (tmp_path / "b.recording").write_text("{}")
