@@ -56,9 +56,10 @@ LAYERS = job_text(
 
 def bisect(folder: Path, *arguments: str, fault: str = "") -> dict[str, Any]:
     """Compares in a folder, with a fault planted; arguments with a `=` are settings."""
-    words = (word for each in arguments for word in (("--set", each) if re.match(r"[a-z.]+=", each) else (each,)))
+    words = (word for each in arguments for word in (("--set", each) if re.match(r"[a-z_.]+=", each) else (each,)))
     run = dslc("bisect", *words, "--json", cwd=folder, env={**os.environ, "DSLC_FAULT": fault})
     assert run.returncode in (0, 1), run.stdout + run.stderr
+    assert run.stdout, run.stderr
     result: dict[str, Any] = json.loads(run.stdout)
     assert result["same"] == (run.returncode == 0)
     return result

@@ -101,11 +101,12 @@ def test_the_same_exception_in_the_same_step_ends_it(mpirun: list[str], tmp_path
     indirect=["mpirun"],
 )
 def test_the_same_command_goes_on_when_mpirun_has_ended_all(
-    mpirun: list[str], tmp_path: Path, alone: Trained, rank: int
+    mpirun: list[str], tmp_path: Path, alone: Trained, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """mpirun ends all when a process of its own is killed: MPICH at once, Open MPI after a second, which is enough to
-    say how the training goes on.
+    say how the training goes on. A loaded machine gets more.
     """
+    monkeypatch.setenv("OMPI_MCA_odls_base_sigkill_timeout", "6")
     command = of_mpi(mpirun, written(tmp_path), *MORE)
     with started(tmp_path, [command]) as (running,):
         reach_checkpoint(tmp_path / "run", [running])

@@ -181,6 +181,7 @@ SHOWN = {  # attributes that no rank needs
     *("Network.layers", "Network.parameters", "Network.trained", "Stage.kept", "Process.flops"),  # sizes, for a reader
     *("Schedule.bubble", "Schedule.equal_bubble", "Schedule.virtual_stages"),  # the table has the passes themselves
     *("Devices.model", "Machines.counts"),  # the hardware by name; counts for which other plans are made
+    "Batches.most_share",  # the program has it in its data step
 }
 
 
