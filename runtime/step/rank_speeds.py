@@ -16,6 +16,7 @@ count.
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import socket
@@ -107,6 +108,7 @@ def _measure_shares(job: JobProgram, place: RankPlace, splits: Splits, device: t
             weights = [max(1, round(PARTS * speed / max(speeds))) for speed in speeds]
             shares = deal_within(job.data.batch, weights, job.microbatches, job.data.most_share)
     del parts
+    gc.collect()  # a compiled module refers to itself
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
