@@ -190,7 +190,8 @@ DIFFERENT_COPIES = "after step 1, `first.weight` is not the same on rank 0 and r
 FAULTS: dict[str, tuple[Callable[[Net], None], str]] = {
     "a sum of gradients in place of a mean": (_sum_in_place_of_mean, "the gradient of `last.bias`"),
     "a micro-batch lost": (_lost_micro_batch, "the gradient of `last.bias`"),
-    "a wrong count": (_wrong_count, "the divisor of the losses: 24 in A and 25 in B"),
+    # The sum over both ranks is on its way: it is added to that or to a rank's own number.
+    "a wrong count": (_wrong_count, "the divisor of the losses: 24 in A and (25|13) in B"),
     "no exchange": (_no_exchange, DIFFERENT_COPIES),
     # Adam's first step depends on the size of the gradient where that is close to its epsilon.
     "not clipped": (_not_clipped, "`.*` after the update"),
