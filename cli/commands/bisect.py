@@ -43,9 +43,9 @@ from dslc.verification.observed_runs import (
 )
 from dslc.verification.recordings import (
     SUFFIX,
-    Recording,
     RecordingError,
     TensorKey,
+    TensorRecording,
     is_recording,
     join_ranks,
     read_recording,
@@ -69,7 +69,7 @@ class BisectedSide:
     ready: Ready | None = None
     by_nature: tuple[str, ...] = ()
     is_single: bool = False  # the first one's job in one process
-    recording: Recording | None = None
+    recording: TensorRecording | None = None
     bounds: Mapping[TensorKey, float] | None = None
 
 
@@ -196,8 +196,8 @@ def _refuse(code: str, message: str, remedy: str) -> NoReturn:
 class MeasuredRounding:
     """The trainings in one process: without rounding, if the model can be, and as the job is."""
 
-    reference: Recording
-    plain: Recording
+    reference: TensorRecording
+    plain: TensorRecording
     bounds: Mapping[TensorKey, float]
     notes: Sequence[str] = ()  # trainings that failed, and what follows
 
@@ -208,7 +208,7 @@ class Trainings:
     def __init__(self, window: ReplayWindow, folder: str) -> None:
         self._window, self._folder = window, folder
 
-    def record(self, side: BisectedSide, single: Recording) -> Recording:
+    def record(self, side: BisectedSide, single: TensorRecording) -> TensorRecording:
         """Returns the recording of a side. Raises CommandFailedError if its training fails, which is shown."""
         assert side.ready is not None
         recording = self._train(side.ready, side.name, ObserveMode(tensors=self._window.first), single)
@@ -258,10 +258,10 @@ class Trainings:
         ready: Ready,
         name: str,
         mode: ObserveMode,
-        single: Recording | None = None,
+        single: TensorRecording | None = None,
         *,
         quiet: bool = False,
-    ) -> Recording | None:
+    ) -> TensorRecording | None:
         window = self._window
         checkpoint = CheckpointStep(resume=window.checkpoint) if window.checkpoint else None
         steps = min(window.last, ready.program.steps)
@@ -317,14 +317,14 @@ def _keep_folder_on_error() -> Iterator[str]:
 
 def _bisect(
     first: BisectedSide, second: BisectedSide, window: ReplayWindow, folder: str
-) -> tuple[Recording, Recording, Bisection, _Bounds, Sequence[str]]:
+) -> tuple[TensorRecording, TensorRecording, Bisection, _Bounds, Sequence[str]]:
     """Trains what is no recording, and compares. A recording has the rounding of its tensors with it."""
     trainings = Trainings(window, folder)
     recorded = next((side.recording for side in (first, second) if side.recording is not None), None)
     rounding = trainings.measure_rounding(single_process(first)) if recorded is None else None
     single = recorded or (rounding.plain if rounding is not None else None)
     assert single is not None
-    recordings: list[Recording] = []
+    recordings: list[TensorRecording] = []
     for side in (first, second):
         if side.recording is not None:
             recordings.append(side.recording)
@@ -345,7 +345,9 @@ def _bisect(
 # ------------------------------------------------------------------------------------------------------- on the screen
 
 
-def _show(one: Recording, other: Recording, result: Bisection, bounds: _Bounds, notes: Sequence[str]) -> None:
+def _show(
+    one: TensorRecording, other: TensorRecording, result: Bisection, bounds: _Bounds, notes: Sequence[str]
+) -> None:
     from rich.table import Table
 
     output = console()
@@ -390,8 +392,8 @@ def _lines(result: Bisection) -> list[str]:
 
 
 def _json(
-    one: Recording,
-    other: Recording,
+    one: TensorRecording,
+    other: TensorRecording,
     result: Bisection,
     bounds: _Bounds,
     by_nature: Sequence[str],

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -190,29 +190,7 @@ def _verify(plan: Ready, single: Ready, by_nature: list[str], steps: int, folder
             continue
         reruns = _train_with_other_rounding(single, steps, folder)
         rounding = rounding_of(single_result, reruns)
-    if rounding and noise:
-        verdict.notes.append(
-            f"noise is kept on: differences of up to {NOISE:g} times those between two noises in one "
-            "process are allowed"
-        )
-    elif rounding:
-        exact = "in float64 and " if len(reruns) > _ORDERS else ""
-        verdict.notes.append(
-            f"one process was trained again, {exact}with the samples of each batch in {_ORDERS} other orders, to "
-            "measure the rounding of float32"
-        )
-    model = plan.compiled.analysis.model
-    draws = model.traced.network.torch_draws if model is not None and model.traced and model.traced.network else None
-    silenced = not noise and plan.program.draws is None
-    if model is not None and model.noise and silenced and (draws is None or "Dropout" in draws.kind):
-        verdict.notes.append(
-            "dropout is switched off in both trainings, as no two ranks draw the same: `--noise` keeps it"
-        )
-    if low:
-        verdict.notes.append(
-            f"{shorten_list([f'`{name}`' for name in low_parameters])} have 16 bits, and the network rounds to them: "
-            "differences are allowed as in a training with `precision = bf16`"
-        )
+    verdict.notes += _notes(plan, reruns, low_parameters if low else (), noise=noise, rounded=rounding is not None)
     plain, wide_result = _held_plain(single, single_result, steps, folder)
     if plain is None:
         return TRAINING_FAILED
@@ -223,6 +201,35 @@ def _verify(plan: Ready, single: Ready, by_nature: list[str], steps: int, folder
         _add_shares(verdict, shares, of_rows=verdict is not wide)
     _show(verdict)
     return JOB_AT_FAULT if verdict.broken_invariants or plain.has_violation else GOOD
+
+
+def _notes(
+    plan: Ready, reruns: Sequence[Observation], low_parameters: Sequence[str], *, noise: bool, rounded: bool
+) -> Iterator[str]:
+    """Yields what a comparison allows and why. It is `rounded` if it is judged by trainings with other rounding;
+    `low_parameters` are those in 16 bits, if it is judged as a training in 16 bits.
+    """
+    if rounded and noise:
+        yield (
+            f"noise is kept on: differences of up to {NOISE:g} times those between two noises in one "
+            "process are allowed"
+        )
+    elif rounded:
+        exact = "in float64 and " if len(reruns) > _ORDERS else ""
+        yield (
+            f"one process was trained again, {exact}with the samples of each batch in {_ORDERS} other orders, to "
+            "measure the rounding of float32"
+        )
+    model = plan.compiled.analysis.model
+    draws = model.traced.network.torch_draws if model is not None and model.traced and model.traced.network else None
+    silenced = not noise and plan.program.draws is None
+    if model is not None and model.noise and silenced and (draws is None or "Dropout" in draws.kind):
+        yield "dropout is switched off in both trainings, as no two ranks draw the same: `--noise` keeps it"
+    if low_parameters:
+        yield (
+            f"{shorten_list([f'`{name}`' for name in low_parameters])} have 16 bits, and the network rounds to them: "
+            "differences are allowed as in a training with `precision = bf16`"
+        )
 
 
 def _in_float64(plan: Ready, single: Ready, by_nature: list[str], steps: int, folder: str) -> Verdict | None:

@@ -1,8 +1,8 @@
 """Refuses a training whose fullest micro-batch does not fit, before its first step: E0504, E0505, W0506, W0508, N0507.
 
-Model: a child finds the fullest micro-batch among all that the sampler deals out (runtime/data/fullest_batch.py). If it
-has more numbers for each sample than the batches that the plan was made with, the source and the network are traced
-again with its longest sample, and the account is made of these shapes. The plan stays as it is.
+Model: a child finds the fullest micro-batch among all that the sampler deals out (runtime/data/fullest_batch.py). It
+may have more numbers for each sample than the batches that the plan was made with. Then source and network are traced
+with its longest sample, and the memory account is made of these shapes. The plan stays as it is.
 
 Limits: only batches of a `collate` of the user's have shapes that differ by sample. Streams and mixtures are not looked
 through, nor steps of the user's own. On CPUs without a declared limit the ranks of a node share the machine's memory.

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dslc.dsl.words import plural, shorten_list
-from dslc.verification.recordings import GRADIENT, LOSS, NORM, OUTPUT, STATE, RecordedStep, Recording, TensorKey
+from dslc.verification.recordings import GRADIENT, LOSS, NORM, OUTPUT, STATE, RecordedStep, TensorKey, TensorRecording
 from dslc.verification.rounding_bounds import ROUNDING_FACTOR, distance, norm
 
 _NAMED = 3
@@ -55,7 +55,10 @@ class Bisection:
 
 
 def find_difference(
-    one: Recording, other: Recording, bounds: Mapping[TensorKey, float], reference: Recording | None = None
+    one: TensorRecording,
+    other: TensorRecording,
+    bounds: Mapping[TensorKey, float],
+    reference: TensorRecording | None = None,
 ) -> Bisection:
     """Compares the steps that both recordings have. `bounds` are the rounding of each tensor."""
     result = Bisection()
@@ -100,7 +103,7 @@ def _by_step(keys: Iterable[TensorKey]) -> dict[int, dict[TensorKey, int]]:
 
 
 def _compare(
-    one: Recording, other: Recording, bounds: Mapping[TensorKey, float], key: TensorKey, result: Bisection
+    one: TensorRecording, other: TensorRecording, bounds: Mapping[TensorKey, float], key: TensorKey, result: Bisection
 ) -> None:
     held = all(key in values for values in (one.sums, other.sums, bounds))
     if not held or one.numbers[key][0] != other.numbers[key][0]:
@@ -110,7 +113,7 @@ def _compare(
 
 
 def tensor_distance(
-    one: Recording, other: Recording, bounds: Mapping[TensorKey, float], key: TensorKey
+    one: TensorRecording, other: TensorRecording, bounds: Mapping[TensorKey, float], key: TensorKey
 ) -> TensorDistance:
     apart, size = distance(one, other, key), norm(one, key)
     bound = bounds.get(key, 0.0)
@@ -151,7 +154,7 @@ def _late_beginnings(one: RecordedStep, other: RecordedStep) -> str:
 
 
 def _differing_copies(
-    recordings: Sequence[Recording], bounds: Mapping[TensorKey, float], keys: Iterable[TensorKey]
+    recordings: Sequence[TensorRecording], bounds: Mapping[TensorKey, float], keys: Iterable[TensorKey]
 ) -> Iterator[tuple[TensorKey, str]]:
     for key in keys:
         for name, recording in zip("AB", recordings, strict=True):
@@ -180,7 +183,7 @@ def tensor_text(key: TensorKey) -> str:
             return "the loss"
 
 
-def _line(key: TensorKey, *recordings: Recording) -> str:
+def _line(key: TensorKey, *recordings: TensorRecording) -> str:
     name = key.name.partition("#")[0]
     return next((each.lines[name] for each in recordings if each.lines.get(name)), "")
 
@@ -188,10 +191,10 @@ def _line(key: TensorKey, *recordings: Recording) -> str:
 def _describe(
     result: Bisection,
     wrong: Sequence[TensorDistance],
-    one: Recording,
-    other: Recording,
+    one: TensorRecording,
+    other: TensorRecording,
     bounds: Mapping[TensorKey, float],
-    reference: Recording | None,
+    reference: TensorRecording | None,
 ) -> None:
     first = wrong[0]
     key = first.key
@@ -229,7 +232,7 @@ def _times(share: float) -> str:
 
 
 def step_rows(
-    one: Recording, other: Recording, bounds: Mapping[TensorKey, float]
+    one: TensorRecording, other: TensorRecording, bounds: Mapping[TensorKey, float]
 ) -> Iterator[tuple[int, tuple[float, float], TensorDistance, TensorDistance]]:
     """Yields for each step the losses, and the distances of losses and norms."""
     steps = {each.step for each in other.steps}

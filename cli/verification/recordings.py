@@ -69,7 +69,7 @@ class RecordedStep(Record):
 
 
 @dataclass(kw_only=True)
-class Recording:
+class TensorRecording:
     """The tensors of a training, by key, in order. `numbers`: of the whole tensor, and of these nonfinite ones."""
 
     name: str
@@ -87,13 +87,13 @@ class Recording:
         return [key for key in self.sums if key.step == step]
 
 
-def join_ranks(name: str, seen: Observation, single: Recording | None = None) -> Recording:
+def join_ranks(name: str, seen: Observation, single: TensorRecording | None = None) -> TensorRecording:
     """Returns the recording of a training from the files of its ranks. `single` is the recording of one process, by
     whose outputs parts over a tensor axis are told from whole ones.
     """
     import numpy as np
 
-    joined = Recording(name=name)
+    joined = TensorRecording(name=name)
     rows: dict[TensorKey, list[tuple[int, TensorSummary, Array]]] = {}
     order: dict[int, list[TensorKey]] = {}
     for rank in range(len(seen.ranks)):
@@ -136,10 +136,10 @@ def join_ranks(name: str, seen: Observation, single: Recording | None = None) ->
 
 
 def _join(
-    joined: Recording,
+    joined: TensorRecording,
     key: TensorKey,
     rows: Sequence[tuple[int, TensorSummary, Array]],
-    single: Recording | None,
+    single: TensorRecording | None,
 ) -> None:
     """Adds the summary of a tensor, for the layout by which its parts make the whole."""
     import numpy as np
@@ -179,7 +179,7 @@ def _copy_distances(parts: Any) -> Iterator[CopyDistance]:
 # ------------------------------------------------------------------------------------------------------------- files
 
 
-def write_recording(path: str, recording: Recording, bounds: Mapping[TensorKey, float]) -> None:
+def write_recording(path: str, recording: TensorRecording, bounds: Mapping[TensorKey, float]) -> None:
     """Writes a recording, with the rounding of each of its tensors as it was measured where it was made. Raises
     OSError.
     """
@@ -221,7 +221,7 @@ def is_recording(path: str) -> bool:
     return path.endswith(SUFFIX) and os.path.isfile(path)
 
 
-def read_recording(path: str) -> tuple[Recording, dict[TensorKey, float]]:
+def read_recording(path: str) -> tuple[TensorRecording, dict[TensorKey, float]]:
     """Returns a recording and the rounding of its tensors. Raises RecordingError if the file is none."""
     from safetensors import SafetensorError, safe_open
 
@@ -231,7 +231,7 @@ def read_recording(path: str) -> tuple[Recording, dict[TensorKey, float]]:
                 raise RecordingError(f"{path} has no recording of format {FORMAT}, which this dslc reads")
             header: dict[str, Any] = parse_json(file.get_tensor("header").tobytes().decode())
             table: Array = file.get_tensor("sums")
-        recording = Recording(
+        recording = TensorRecording(
             name=header["name"],
             description=header["description"],
             lines=header["lines"],

@@ -22,25 +22,25 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from dslc.verification.comparison import HALF_LAST_PLACE, ROUNDING
-from dslc.verification.recordings import GRADIENT, LOSS, NORM, OUTPUT, STATE, Recording, TensorKey
+from dslc.verification.recordings import GRADIENT, LOSS, NORM, OUTPUT, STATE, TensorKey, TensorRecording
 
 ROUNDING_FACTOR = ROUNDING
 SMALL_TENSOR = 32
 _PLAUSIBLE = 0.1  # of a tensor's norm: rounding is less
 
 
-def distance(one: Recording, other: Recording, key: TensorKey) -> float:
+def distance(one: TensorRecording, other: TensorRecording, key: TensorKey) -> float:
     """Returns the distance between two recordings of a tensor; infinite if other numbers of it are not finite."""
     if one.numbers[key][1] != other.numbers[key][1]:
         return math.inf
     return math.dist(one.sums[key], other.sums[key])
 
 
-def norm(recording: Recording, key: TensorKey) -> float:
+def norm(recording: TensorRecording, key: TensorKey) -> float:
     return math.hypot(*recording.sums[key])
 
 
-def measure_bounds(reference: Recording, trainings: Sequence[Recording]) -> dict[TensorKey, float]:
+def measure_bounds(reference: TensorRecording, trainings: Sequence[TensorRecording]) -> dict[TensorKey, float]:
     """Returns the rounding of each tensor of the reference. `trainings`: as it is, and with other orders of samples."""
     (first, *_) = trainings
     last_place = HALF_LAST_PLACE[first.precision]
@@ -67,7 +67,7 @@ def _mixes_samples(distances: Sequence[float], size: float) -> bool:
     return bool(reordered) and distances[0] <= _PLAUSIBLE * size < min(reordered)
 
 
-def _raise_chance_bounds(reference: Recording, bounds: dict[TensorKey, float], step: int) -> None:
+def _raise_chance_bounds(reference: TensorRecording, bounds: dict[TensorKey, float], step: int) -> None:
     """Raises the bounds of tensors of few numbers, which may be exact by chance, in place."""
     keys = reference.keys_of(step)
     for kind in (OUTPUT, GRADIENT, STATE):
@@ -89,7 +89,7 @@ def _raise_chance_bounds(reference: Recording, bounds: dict[TensorKey, float], s
 
 
 def _relative(
-    keys: Sequence[TensorKey], reference: Recording, bounds: Mapping[TensorKey, float]
+    keys: Sequence[TensorKey], reference: TensorRecording, bounds: Mapping[TensorKey, float]
 ) -> dict[TensorKey, float]:
     norms = {key: norm(reference, key) for key in keys if key in bounds}
     return {key: bounds[key] / size for key, size in norms.items() if size > 0}

@@ -55,7 +55,7 @@ class FullestBatch:
 
 
 @dataclass(frozen=True)
-class _Slot:
+class _MicroBatch:
     """A micro-batch by its place, and its size by two measures."""
 
     size: float
@@ -116,10 +116,10 @@ def _in_random_order(step: DataStep, samples: Samples) -> Iterator[tuple[int, St
 
 def find_slots(
     step: DataStep, sizes: Tensor, data_ranks: int, microbatches: int, steps: int
-) -> tuple[list[_Slot], int]:
+) -> tuple[list[_MicroBatch], int]:
     """Returns the fullest micro-batch if batches are padded, and if samples are joined; and the steps looked at."""
     per_epoch = steps_per_epoch(step)
-    best: list[_Slot | None] = [None, None]
+    best: list[_MicroBatch | None] = [None, None]
     end, looked_at = time.monotonic() + ORDERING, 0
     while looked_at < steps and (not looked_at or time.monotonic() < end):
         epoch = looked_at // per_epoch
@@ -134,7 +134,7 @@ def find_slots(
 
 def _of_epoch(
     step: DataStep, sizes: Tensor, data_ranks: int, microbatches: int, part: tuple[int, int]
-) -> Iterator[tuple[int, _Slot]]:
+) -> Iterator[tuple[int, _MicroBatch]]:
     """Yields the fullest micro-batches of the first steps of an epoch: 0 and a padded one, 1 and a joined one."""
     epoch, count = part
     full, order = min(count, step.visited // step.batch), permutation(step, epoch)
@@ -148,17 +148,17 @@ def _of_epoch(
             part_sizes = of_rows[:, columns]
             for kind, totals in enumerate((part_sizes.amax(1) * samples, part_sizes.sum(1))):
                 k = int(totals.argmax())
-                yield kind, _Slot(float(totals[k]), first + k, epoch, data_rank, rows[k, columns])
+                yield kind, _MicroBatch(float(totals[k]), first + k, epoch, data_rank, rows[k, columns])
             start += samples
     if count > full and batch_samples(step, full):
         for data_rank in range(min(data_ranks, step.last)):
             for indices in micro_batches(step, place_of(data_rank, data_ranks), microbatches, epoch, full):
                 chosen = sizes[indices]
                 for kind, total in enumerate((chosen.amax() * len(indices), chosen.sum())):
-                    yield kind, _Slot(float(total), first + full, epoch, data_rank, indices)
+                    yield kind, _MicroBatch(float(total), first + full, epoch, data_rank, indices)
 
 
-def _measure(samples: Samples, sizes: Tensor, slot: _Slot, known: int) -> int:
+def _measure(samples: Samples, sizes: Tensor, slot: _MicroBatch, known: int) -> int:
     """Returns the numbers in the input of a batch; those of its largest sample for each, if it takes too long."""
     if known >= len(slot.indices):
         return _numbers(samples, slot.indices, slot.epoch)
@@ -171,7 +171,7 @@ def _numbers(samples: Samples, indices: Tensor, epoch: int) -> int:
     return sum(tensor.numel() for tensor in tensors(samples.batch(indices, epoch)[0]))
 
 
-def _example(samples: Samples, sizes: Tensor, slot: _Slot, per_sample: float) -> int:
+def _example(samples: Samples, sizes: Tensor, slot: _MicroBatch, per_sample: float) -> int:
     """Returns the sample whose copies make about the same batch: the largest where batches are padded, else the first
     that is at least of mean size.
     """

@@ -30,8 +30,8 @@ from dslc.verification.comparison import order_share, rounding_share_text, share
 from dslc.verification.recordings import (
     CopyDistance,
     RecordedStep,
-    Recording,
     TensorKey,
+    TensorRecording,
     join_ranks,
     read_recording,
     write_recording,
@@ -137,10 +137,10 @@ KEYS = [
 ]
 
 
-def recording(**changes: float) -> Recording:
+def recording(**changes: float) -> TensorRecording:
     """Returns a recording of two steps; `output_b=1e-3` moves one tensor of the second step by as much."""
     random = np.random.default_rng(0)
-    made = Recording(name="made", description="1 rank", lines={"b": "job.plt:2:3"})
+    made = TensorRecording(name="made", description="1 rank", lines={"b": "job.plt:2:3"})
     for step in (1, 2):
         made.steps.append(RecordedStep(step=step, samples=(1, 2), digests=("x", "y"), lr=0.1, number=2.0))
     for each in KEYS:
@@ -154,7 +154,7 @@ def recording(**changes: float) -> Recording:
     return made
 
 
-def noisy(seed: int) -> Recording:
+def noisy(seed: int) -> TensorRecording:
     random, made = np.random.default_rng(seed), recording()
     for sums in made.sums.values():
         sums += 1e-7 * random.normal(size=sums.shape)

@@ -20,6 +20,18 @@ from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
 from dslc.runtime.data.samples import FetchedSamples
 
 Sample = tuple[Tensor, int]
+STEP = DataStep(
+    source="python",
+    structured=True,
+    train_samples=45,
+    validation_samples=0,
+    split="none",
+    seed=3,
+    shuffle=True,
+    batch=8,
+    last=5,
+    workers=0,
+)
 
 
 def padded(samples: list[Sample]) -> tuple[Tensor, Tensor]:
@@ -57,19 +69,7 @@ def test_the_fullest_batch_is_found(
     steps: int,
 ) -> None:
     samples, ranks = ragged(collate, 45), len(shares)
-    step = DataStep(
-        source="python",
-        structured=True,
-        train_samples=45,
-        validation_samples=0,
-        split="none",
-        seed=3,
-        shuffle=True,
-        batch=batch,
-        last=last,
-        shares=shares if shares == (2, 6) else (),
-        workers=0,
-    )
+    step = replace(STEP, batch=batch, last=last, shares=shares if shares == (2, 6) else ())
     fullest = find_fullest(step, samples, ranks, microbatches, steps)
     numbers = {}
     for number in range(steps):
@@ -87,17 +87,7 @@ def test_the_fullest_batch_is_found(
 
 
 def test_a_bounded_reading_says_how_many_sizes_are_known() -> None:
-    step = DataStep(
-        source="python",
-        train_samples=200,
-        validation_samples=0,
-        split="none",
-        seed=3,
-        shuffle=True,
-        batch=8,
-        last=0,
-        workers=0,
-    )
+    step = replace(STEP, train_samples=200, last=0)
     sizes, known = read_sizes(step, ragged(padded, 200), seconds=0)
     assert known == int((sizes > 0).sum()) == 1
 
@@ -108,19 +98,7 @@ def test_a_file_of_lengths_is_the_sizes_of_all_samples(tmp_path: Path, monkeypat
     lengths = [len(samples.dataset[n][0]) for n in range(45)]
     np.save(tmp_path / "lengths.npy", np.array(lengths))
     sampler = SamplerStep(kind="by_length", samples=45, file=str(tmp_path / "lengths.npy"), window=2, line="job.plt:2")
-    step = DataStep(
-        source="python",
-        structured=True,
-        train_samples=45,
-        validation_samples=0,
-        split="none",
-        seed=3,
-        shuffle=True,
-        batch=8,
-        last=5,
-        workers=0,
-        sampler=sampler,
-    )
+    step = replace(STEP, sampler=sampler)
     fullest = find_fullest(step, samples, 2, 1, 6)
     assert (fullest.read, fullest.exact, fullest.numbers) == (45, True, max(lengths))
     shuffled = find_fullest(replace(step, sampler=None), samples, 2, 1, 6)
