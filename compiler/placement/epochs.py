@@ -107,7 +107,9 @@ def _check_weights(job: JobSpec, epoch: Epoch) -> Iterator[Diagnostic]:
     span = job.parallelism.value_span("data_shares")
     if len(weights) != epoch.ranks:
         equal = remove_field("parallelism.data_shares", "leave it out")
-        other_shares = equal if job.parallelism.zero > 1 else set_field("parallelism.data_shares", "measured")
+        only_data = all(getattr(job.parallelism, axis) in (None, 1) for axis in ("pipeline", "tensor", "context"))
+        measured = set_field("parallelism.data_shares", "measured")
+        other_shares = measured if only_data and job.parallelism.zero <= 1 else equal
         yield Diagnostic(
             "E0341",
             f"`data_shares` has {plural(len(weights), 'number')}, and the data axis {plural(epoch.ranks, 'rank')}",

@@ -145,11 +145,13 @@ def _visible_rows(rows: int) -> list[int | None]:
 
 
 def _caption(plan: PlanView) -> str:
-    pieces = plural(plan.data.microbatches, "micro-batch")
+    data = plan.data
+    is_even = len({share.samples for share in data.shares}) < 2 and not data.most_share
+    pieces = f"{plural(data.microbatches, 'micro-batch')} of {'' if is_even else 'at most '}{data.microbatch}"
     if plan.schedule:
         bubble, stages = known_text(plan.bubble, percent_text), plural(len(plan.stages), "stage")
-        return f"{plan.schedule.name}, {pieces} of {plan.data.microbatch}, {stages}: bubble {bubble}"
-    return f"{pieces} of {plan.data.microbatch}, one after another, no bubble"
+        return f"{plan.schedule.name}, {pieces}, {stages}: bubble {bubble}"
+    return f"{pieces}, one after another, no bubble"
 
 
 def pass_rows(plan: PlanView) -> list[list[ScheduleBox]]:
