@@ -34,7 +34,7 @@ from dslc.verification.bisection import (
     step_rows,
     tensor_text,
 )
-from dslc.verification.comparison import rounding_share_text
+from dslc.verification.comparison import ROUNDING_FACTOR, rounding_share_text
 from dslc.verification.observed_runs import (
     expected_differences,
     layout_text,
@@ -52,7 +52,7 @@ from dslc.verification.recordings import (
     write_recording,
 )
 from dslc.verification.replay_window import ReplayWindow, window_from, window_of_runs
-from dslc.verification.rounding_bounds import ROUNDING_FACTOR, measure_bounds
+from dslc.verification.rounding_bounds import measure_bounds
 from dslc.verification.variants import observed, one_process
 
 SAME, DIFFERENT = GOOD, JOB_AT_FAULT

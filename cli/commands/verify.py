@@ -27,7 +27,7 @@ from dslc.runs.run_folder import LOCK, FolderInUseError, claim_folder
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, TRAINING_FAILED, CommandFailedError
 from dslc.terminal.tables import console
 from dslc.verification.comparison import (
-    NOISE,
+    NOISE_FACTOR,
     PLAIN,
     TITLES,
     Finding,
@@ -162,7 +162,7 @@ def _verify(plan: Ready, single: Ready, by_nature: list[str], steps: int, folder
     reruns: list[Observation] = []
     if noise and noisy(single_result) and plan.program.precision.dtype == "float32":
         reruns = _train_with_other_rounding(single, steps, folder)
-        rounding = rounding_of(single_result, reruns, NOISE)
+        rounding = rounding_of(single_result, reruns, NOISE_FACTOR)
     low_parameters = single_result.low_parameters
     low = False  # judged as a training in 16 bits
     while True:
@@ -211,7 +211,7 @@ def _notes(
     """
     if rounded and noise:
         yield (
-            f"noise is kept on: differences of up to {NOISE:g} times those between two noises in one "
+            f"noise is kept on: differences of up to {NOISE_FACTOR:g} times those between two noises in one "
             "process are allowed"
         )
     elif rounded:

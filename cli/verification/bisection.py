@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dslc.dsl.words import plural, shorten_list
+from dslc.verification.comparison import ROUNDING_FACTOR
 from dslc.verification.recordings import GRADIENT, LOSS, NORM, OUTPUT, STATE, RecordedStep, TensorKey, TensorRecording
-from dslc.verification.rounding_bounds import ROUNDING_FACTOR, distance, norm
+from dslc.verification.rounding_bounds import distance, norm
 
 _NAMED = 3
 

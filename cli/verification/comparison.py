@@ -18,13 +18,13 @@ must agree to `EXACT`, as there is no rounding to allow for; else as above.
 
 If this fails in fp32, both are trained again in float64, if the model can be and the plan has no pipeline. They must
 agree to `EXACT`: rounding cannot lead them apart there, and a fault does. Else the one process is trained again, in
-float64 if its model allows it, and with the samples of each batch in other orders: the rounding of float32 measured so,
-times `ROUNDING`, is accepted as well. Deep networks with batch statistics over few numbers need the former; Adam needs
-the latter if a gradient is a sum that cancels, as of `l1`.
+float64 if its model allows it, and with the samples of each batch in other orders. That measures the rounding of
+float32, and `ROUNDING_FACTOR` times as much is accepted. Deep networks with batch statistics over few numbers need the
+comparison in float64; Adam needs the other orders if a gradient is a sum that cancels, as of `l1`.
 
 Dropout that is drawn by sample stays on: all trainings draw the same. Elsewhere it is off, or kept on by `--noise`,
 where no two ranks draw the same. The difference of trainings in one process with other orders of samples, and so other
-noise, times `NOISE`, is accepted: a coarse comparison, which finds noise of another size. The
+noise, times `NOISE_FACTOR`, is accepted: a coarse comparison, which finds noise of another size. The
 plain loop draws what the one process draws.
 
 A network with parameters in 16 bits is compared as above first. If the numbers differ, and it cannot be trained in
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 Status = Literal["holds", "broken", "not compared"]
 TITLES = ("same samples", "same start", "same scale", "same state")
 PLAIN = "plain torch"  # the fifth finding
-ROUNDING, NOISE = 10.0, 4.0
+ROUNDING_FACTOR, NOISE_FACTOR = 10.0, 4.0
 # Softmax ignores a constant added to all scores of a query: this bias has no effect.
 KEYS = ("qkv.bias", "k_proj.bias", "c_attn.bias")
 _NAMED = 3  # names of differing items in a message, at most
@@ -127,7 +127,7 @@ class Rounding:
     losses: Sequence[float] = ()
     norms: Sequence[float] = ()
     parameters: Mapping[str, float] = field(default_factory=dict)
-    times: float = ROUNDING
+    times: float = ROUNDING_FACTOR
 
     def loss(self, step: int) -> float:
         return self.times * max(self.losses[:step], default=0.0)
@@ -139,7 +139,7 @@ class Rounding:
         return self.times * self.parameters.get(name, 0.0)
 
 
-def rounding_of(one: Observation, others: Sequence[Observation], times: float = ROUNDING) -> Rounding:
+def rounding_of(one: Observation, others: Sequence[Observation], times: float = ROUNDING_FACTOR) -> Rounding:
     """Measures it: `others` are the training of `one` in float64, or in other orders of its samples."""
     rows = [_rows(one, other) for other in others]
     parameters: dict[str, float] = {}

@@ -21,10 +21,9 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from dslc.verification.comparison import HALF_LAST_PLACE, ROUNDING
+from dslc.verification.comparison import HALF_LAST_PLACE
 from dslc.verification.recordings import GRADIENT, LOSS, NORM, OUTPUT, STATE, TensorKey, TensorRecording
 
-ROUNDING_FACTOR = ROUNDING
 SMALL_TENSOR = 32
 _PLAUSIBLE = 0.1  # of a tensor's norm: rounding is less
 
