@@ -178,7 +178,7 @@ class _MeasuredPlans:
         else:
             status = GOOD
         if outcome.failure is None and (report is not None or not os.path.exists(os.path.join(folder, TIMES))):
-            shutil.rmtree(folder)
+            shutil.rmtree(folder, ignore_errors=True)  # hosts that share the folder remove it at the same time
         if outcome.stopped_at is not None:
             raise KeyboardInterrupt
         return status
