@@ -17,7 +17,7 @@ def is_long(function: ast.FunctionDef) -> bool:
 
 
 def test_every_row_is_there() -> None:
-    assert [int(number) for number, *_ in ROWS] == list(range(1, 37))
+    assert [int(number) for number, *_ in ROWS] == list(range(1, len(ROWS) + 1)) and len(ROWS) >= 36
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])

@@ -147,7 +147,8 @@ class GroupStep(Record):
 
 @record
 class OptimizerStep(Record):
-    """A class of `torch.optim` and its arguments, or `python`, a function of the user's; `lr` is already scaled.
+    """A class of `torch.optim` or runtime/optimizer and its arguments, or `python`, a function of the user's; `lr` is
+    already scaled.
 
     `no_decay` are patterns (`fnmatch`, over full names) of parameters that decay by nothing. `state` names what is kept
     for each parameter, `counts` the entries that are one number. `fused` are the devices on which torch's fused kernel

@@ -1,10 +1,9 @@
-"""The optimizers: torch's, and a user's own. One class says everything that dslc must know of one of torch's
-optimizers.
+"""The optimizers: torch's, those of runtime/optimizer, and a user's own. One class says everything that dslc must know
+of an optimizer that is not a user's.
 
-Its fields are its arguments, with torch's defaults. The class variables and properties describe its class in
-`torch.optim`: the name of its class, the state that it keeps, its fused kernels, and the memory of an update without a
-fused kernel. The account of memory, the programs of the ranks, checkpoints and `dslc verify` all read these, and name
-no optimizer.
+Its fields are its arguments, with the defaults of its class. The class variables and properties describe that class:
+its name, the state that it keeps, its fused kernels, and the memory of an update without a fused kernel. The account of
+memory, the programs of the ranks, checkpoints and `dslc verify` all read these, and name no optimizer.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Optimizer(Call):
     share of the learning rate. It is 0 where the update does not divide by a gradient.
     """
 
-    torch_class: ClassVar[str] = ""  # in `torch.optim`; "": it has none
+    torch_class: ClassVar[str] = ""  # in `torch.optim`; "": runtime/optimizer or runtime/exchange has it
     counts: ClassVar[tuple[str, ...]] = ("step",)
     fused: ClassVar[tuple[Device, ...]] = ()  # devices for which torch has a fused kernel
     fused_takes_shards: ClassVar[bool] = False  # it takes parameters that are DTensors
@@ -153,6 +152,22 @@ class NAdam(Optimizer):
     @property
     def scratch(self) -> int:
         return 1 + int(self.weight_decay > 0 and not self.decoupled_weight_decay)
+
+
+@call("optimizer")
+class Lion(Optimizer):
+    """The sign of a momentum, with decoupled weight decay (Chen et al. 2023, arXiv:2302.06675)."""
+
+    counts: ClassVar = ()
+    rounding: ClassVar = 2.0  # a sign may be another
+
+    lr: float = arg(_LR, _LR_DOC, default=1e-4)
+    betas: tuple[float, float] = arg(_BETAS, "the momentum's share of an update, and its decay", default=(0.9, 0.99))
+    weight_decay: float = arg(_DECAY, _DECAY_DOC, default=0.0)
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        return ("exp_avg",)
 
 
 @call("optimizer")

@@ -136,10 +136,30 @@ def plain_optimizer(step: OptimizerStep, model: nn.Module) -> torch.optim.Optimi
         return _own_optimizer(step, model, decayed, undecayed)
     groups = [{"params": decayed}] * bool(decayed) + [{"params": undecayed, "weight_decay": 0.0}] * bool(undecayed)
     groups = _named_groups(step, model, groups) if step.groups else groups
+    if step.kind == "Lion":
+        return _Lion(groups, lr=step.lr, **step.arguments)
     if not hasattr(torch.optim, step.kind):
         return _AdamFrozenLater(groups, lr=step.lr, **step.arguments)
     kind: type[torch.optim.Optimizer] = getattr(torch.optim, step.kind)
     return kind(groups, lr=step.lr, foreach=False, **step.arguments)  # type: ignore[call-arg]
+
+
+class _Lion(torch.optim.Optimizer):
+    """The update of Lion as its paper states it, one parameter after another."""
+
+    def __init__(self, groups: list[ParamGroup], *, lr: float, **arguments: Any) -> None:
+        super().__init__(groups, {"lr": lr, **arguments})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for parameter in (candidate for candidate in group["params"] if candidate.grad is not None):
+                state = self.state[parameter]
+                momentum, gradient = state.get("momentum", torch.zeros_like(parameter)), parameter.grad
+                update = (first * momentum + (1 - first) * gradient).sign()
+                parameter -= group["lr"] * (update + group["weight_decay"] * parameter)
+                state["momentum"] = second * momentum + (1 - second) * gradient
 
 
 class _AdamFrozenLater(torch.optim.Optimizer):

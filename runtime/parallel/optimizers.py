@@ -1,5 +1,5 @@
-"""The optimizer of a job: a class of `torch.optim`, or a user's own (custom_optimizer.py), over the parameters that
-train.
+"""The optimizer of a job over the parameters that train: a class of `torch.optim` or of runtime/optimizer, or a user's
+own (custom_optimizer.py).
 
 Contract: the fused kernel is used on the devices that the program names, else the `foreach` form. On one core of a CPU,
 over torch's plain loop: SGD 2.5 times as fast, AdamW 4, Adagrad 2.6, RMSprop 1.3, with the same numbers within one
@@ -18,9 +18,13 @@ from torch import nn
 from dslc.compiler.ir.parameter_names import ParameterNames
 from dslc.compiler.ir.program import OptimizerStep
 from dslc.runtime.model.tensor_names import parameter_names
+from dslc.runtime.optimizer.lion import Lion
 from dslc.runtime.parallel import zero1
 from dslc.runtime.parallel.custom_optimizer import OwnOptimizer, ParamGroup
 from dslc.runtime.technique import offload
+
+# Classes that torch lacks, by the names in a program. They have one implementation each.
+OWN_CLASSES: dict[str, type[torch.optim.Optimizer]] = {"Lion": Lion}
 
 
 def build_optimizer(
@@ -33,10 +37,10 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Returns the optimizer over the model's trainable parameters, each once, in the model's order.
 
-    `step.kind` is the name of the class in `torch.optim`, for which `kind` stands if it has none. Parameters that a
-    pattern of `step.no_decay` matches, by any of their names, are a group of their own. So are the parameters of each
-    of `step.groups`. Every group has `initial_lr`, to which the factor of the learning rate is applied. With
-    `shared_out` each rank keeps the state of its share (zero1.py); with `moved`, in the host's memory
+    `step.kind` is the name of the class in `OWN_CLASSES` or `torch.optim`, for which `kind` stands if it has none.
+    Parameters that a pattern of `step.no_decay` matches, by any of their names, are a group of their own. So are the
+    parameters of each of `step.groups`. Every group has `initial_lr`, to which the factor of the learning rate is
+    applied. With `shared_out` each rank keeps the state of its share (zero1.py); with `moved`, in the host's memory
     (technique/offload.py). `names` are the names in the whole model, where `model` is a pipeline stage and has some of
     them alone.
     """
@@ -49,10 +53,11 @@ def build_optimizer(
     arguments: ParamGroup = {**step.arguments, "lr": step.lr}
     if device in step.fused and all(parameter.is_floating_point() for parameter in parameters):
         arguments["fused"] = True
-    else:
+    elif step.kind not in OWN_CLASSES:
         arguments["foreach"] = True
     made: Any = zero1.share_out if shared_out else offload.optimizer if moved else _build
-    optimizer: torch.optim.Optimizer = made(kind or getattr(torch.optim, step.kind), groups, arguments)
+    kind = kind or OWN_CLASSES.get(step.kind) or getattr(torch.optim, step.kind)
+    optimizer: torch.optim.Optimizer = made(kind, groups, arguments)
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
     return optimizer

@@ -5,6 +5,7 @@ Each folder of `cases` holds the files of one training. `UPDATE_GOLDEN=1` writes
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,29 @@ def test_a_configuration_becomes_a_job(case: Path, monkeypatch: pytest.MonkeyPat
         report, _ = check_one(str(tmp_path / "job.plt"), [])
         assert not report.errors, render(report, color=False)
     hold("\n".join(part for part in parts if part), TESTS / "conversion" / "expected" / f"{case.name}.txt")
+
+
+OPTIMIZERS = [
+    ("deepspeed", "lion", "lion(lr = 0.001, betas = [0.95, 0.98])", ""),
+    ("transformers", "lion_32bit", "lion(lr = 0.001, betas = [0.9, 0.999])", ""),
+    ("transformers", "paged_lion_8bit", "lion(lr = 0.001, betas = [0.9, 0.999])", "in fp32"),
+]
+
+
+@pytest.mark.parametrize(("tool", "name", "call", "reason"), OPTIMIZERS)
+def test_optimizers_become_calls(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tool: str, name: str, call: str, reason: str
+) -> None:
+    """An optimizer of a tool is the call with the same update; what its state differs in is said of its key."""
+    parameters = {"lr": 1e-3, "betas": [0.95, 0.98]}
+    config: dict[str, object] = {"train_batch_size": 8, "optimizer": {"type": name, "params": parameters}}
+    if tool == "transformers":
+        config = {"output_dir": "out", "per_device_train_batch_size": 8, "optim": name, "learning_rate": 1e-3}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    draft = convert(["config.json"])
+    assert f"optimizer = {call}" in " ".join(job_text(draft, "converted").split())
+    assert reason in "\n".join(key_lines(draft)) and (reason or "there is no" not in "\n".join(key_lines(draft)))
 
 
 def test_each_diagnostic_is_an_annotation(monkeypatch: pytest.MonkeyPatch) -> None:

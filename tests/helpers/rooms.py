@@ -42,6 +42,7 @@ ROOMS = (
     "runtime/data",
     "runtime/model",
     "runtime/technique",
+    "runtime/optimizer",
     "runtime/parallel",
     "runtime/exchange",
     "runtime/pipeline",

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from instruments import odd_parts_drawn, own_parts_drawn
+from instruments.optimizers_drawn import draw_optimizer, draw_other_optimizer
 from instruments.own_networks_drawn import DROPOUTS, draw_adapter, draw_dropout, draw_plan, families
 
 # How often there are images, signals, vectors and tokens. Axes divide transformers, in nearly all jobs.
@@ -32,7 +33,6 @@ class Drawn:
 
 
 CHECKPOINT = "<checkpoint>"
-OWN_OPTIMIZERS = 0.08  # the share of jobs with one of a user's own
 SAMPLERS = 0.1  # the share of jobs with a sampler
 MIXTURES = 0.06  # the share of jobs with two sources
 AUGMENTED = 0.3  # the share of those on digits whose pictures are augmented instead
@@ -63,9 +63,8 @@ def draw(seed: int, *, compile: float = 0.0, own: float = OWN, odd: float = ODD,
     rng = random.Random(seed)
     blocks = _Drawing(rng, compile).blocks()
     others = random.Random(f"optimizers {seed}")  # of their own, so that the rest of a job stays
-    if others.random() < OWN_OPTIMIZERS:
-        function = others.choice(("Heavy", "Heavy", "Normed"))
-        blocks["train"]["optimizer"] = f'python("own_networks:{function}", lr = 0.02)'
+    if optimizer := draw_other_optimizer(others, random.Random(f"newer optimizers {seed}")):
+        blocks["train"]["optimizer"] = optimizer
     if "shuffle" not in blocks["data"] and others.random() < SAMPLERS:
         count = others.choice(("", "", f"samples = {others.randint(8, 90)}"))
         blocks["data"]["sampler"] = others.choice((f"balanced({count})", "by_length(window = 2)"))
@@ -515,7 +514,7 @@ class _Drawing:
     # --------------------------------------------------------------------------------------------------- the training
 
     def train(self, samples: int) -> dict[str, str]:
-        body = {"optimizer": self.optimizer()}
+        body = {"optimizer": draw_optimizer(self.rng)}
         if samples <= 64 and self.chance(0.15):
             body["epochs"] = "1"
         else:
@@ -557,22 +556,6 @@ class _Drawing:
         if self.chance(self.compile):
             body["compile"] = "true"
         return body
-
-    def optimizer(self) -> str:
-        decay = ", weight_decay = 0.1" if self.chance(0.3) else ""
-        return self.rng.choice(
-            (f"sgd(lr = 0.05{decay})",) * 2
-            + (f"sgd(lr = 0.05, momentum = 0.9, nesterov = {self.one('true', 'false')}{decay})",) * 3
-            + (f"sgd(lr = 0.02, momentum = 0.5, dampening = 0.2{decay})",)
-            + (f"adam(lr = 1e-3{decay})", f"adam(lr = 1e-3, amsgrad = true, betas = [0.8, 0.9]{decay})")
-            + (f"adamw(lr = 1e-3{decay})",) * 2
-            + (
-                f"adagrad(lr = 1e-3{decay})",
-                f"nadam(lr = 1e-3{decay})",
-                f"rmsprop(lr = 1e-3, centered = true, momentum = 0.5{decay})",
-            )
-            + (("sgd(lr = 0.05, nesterov = true)", "qadam()") if self.chance(0.1) else ())
-        )
 
     def evaluate(self, task: _Task) -> dict[str, str]:
         body = {}

@@ -30,7 +30,7 @@ _ARGUMENT_OF = {
     "fp16.enabled": "fp16",
     "bf16.enabled": "bf16",
 }
-_ABSENT_OPTIMIZERS = ("lamb", "onebitlamb", "zerooneadam", "lion", "muon", "muadam", "muadamw", "musgd")
+_ABSENT_OPTIMIZERS = ("lamb", "onebitlamb", "zerooneadam", "muon", "muadam", "muadamw", "musgd")
 # Sections whose unknown keys DeepSpeed refuses; it ignores unknown keys elsewhere.
 _STRICT = ("fp16.", "bf16.", f"{_ZERO}.", "tensorboard.", "wandb.", "csv_monitor.", "compile.")
 
@@ -231,7 +231,7 @@ def _read_optimizer(reader: KeyReader) -> None:
         steps = reader.whole_number(f"{_OPTIMIZER}.freeze_step") or 100_000
         call = CallDraft("onebit_adam", {"freeze": quantity(steps, "step")})
         reader.carry(f"{_OPTIMIZER}.freeze_step", "train.optimizer.freeze")
-    elif kind in ("sgd", "adagrad", "rmsprop", "nadam"):
+    elif kind in ("sgd", "adagrad", "rmsprop", "nadam", "lion"):
         call = CallDraft(kind)
     else:
         known = "" if kind in _ABSENT_OPTIMIZERS else ", and DeepSpeed looks it up in torch.optim"

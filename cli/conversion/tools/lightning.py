@@ -13,8 +13,13 @@ from dslc.conversion.key_table import key_table
 NAME = "Lightning"
 _SCRIPT = "it belongs to the program that reads the file"
 _OPTIMIZERS = {"adamw": "adamw", "adam": "adam", "sgd": "sgd", "adagrad": "adagrad", "rmsprop": "rmsprop",
-               "nadam": "nadam"}  # fmt: skip
+               "nadam": "nadam", "lion": "lion"}  # fmt: skip
 _ARGUMENTS = ("lr", "momentum", "nesterov", "alpha", "betas", "eps", "weight_decay", "amsgrad")
+_ALLOWED = {
+    "sgd": {"lr", "momentum", "nesterov", "weight_decay"},
+    "rmsprop": {"lr", "alpha", "eps", "momentum", "weight_decay"},
+    "lion": {"lr", "betas", "weight_decay"},
+}
 _PRECISIONS = {
     "16-mixed": "fp16",
     "bf16-mixed": "bf16",
@@ -216,8 +221,7 @@ def _read_optimizer(reader: KeyReader) -> None:
                 continue
             arguments[argument] = value_text(number)
             reader.carry(key, f"train.optimizer.{argument} = {arguments[argument]}")
-    allowed = {"sgd": {"lr", "momentum", "nesterov", "weight_decay"}, "rmsprop": {"lr", "alpha", "eps", "momentum",
-               "weight_decay"}}.get(word, {"lr", "betas", "eps", "weight_decay", "amsgrad"})  # fmt: skip
+    allowed = _ALLOWED.get(word, {"lr", "betas", "eps", "weight_decay", "amsgrad"})
     reader.draft.optimizer = CallDraft(word, {key: text for key, text in arguments.items() if key in allowed})
 
 

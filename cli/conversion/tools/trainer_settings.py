@@ -23,6 +23,8 @@ OPTIMIZERS = {
     "adagrad": "adagrad",
     "rmsprop": "rmsprop",
     "adam": "adam",
+    "lion_32bit": "lion",
+    "paged_lion_32bit": "lion",
 }
 _SMALLER_STATE = ("8bit", "4bit", "fp8", "paged", "anyprecision", "torchao")
 SCHEDULES = {
@@ -79,9 +81,10 @@ def read_optimizer(reader: KeyReader, key: str, default: str) -> None:
     if not reader.has(key):
         reader.defaults.append(f"`{key} = {default}`")
     word = OPTIMIZERS.get(name)
-    if word is None and name.startswith(("adamw", "paged_adamw")) and any(part in name for part in _SMALLER_STATE):
-        word = "adamw"
-        reader.name(key, "the state of an optimizer is in fp32: `adamw` has the same update, and more state")
+    start = next((start for start in ("adamw", "lion") if name.removeprefix("paged_").startswith(start)), None)
+    if word is None and start and any(part in name for part in _SMALLER_STATE):
+        word = start
+        reader.name(key, f"the state of an optimizer is in fp32: `{word}` has the same update, and more state")
     elif word is None:
         word = "adamw"
         reader.name(key, f"there is no `{name[:40]}`: `optimizer = python(…)` takes one of yours")
@@ -92,13 +95,8 @@ def read_optimizer(reader: KeyReader, key: str, default: str) -> None:
     if rate:
         arguments["lr"] = value_text(rate)
         reader.carry("learning_rate", f"train.optimizer.lr = {arguments['lr']}")
-    betas = [reader.number("adam_beta1"), reader.number("adam_beta2")]
+    arguments |= _read_betas(reader, word)
     if word in ("adamw", "adam"):
-        if any(beta is not None for beta in betas) and all(beta is None or beta < 1 for beta in betas):
-            pair = [float(default if beta is None else beta) for beta, default in zip(betas, (0.9, 0.999), strict=True)]
-            arguments["betas"] = value_text(pair)
-            reader.carry("adam_beta1", f"train.optimizer.betas = {arguments['betas']}")
-            reader.carry("adam_beta2", f"train.optimizer.betas = {arguments['betas']}")
         epsilon = reader.number("adam_epsilon")
         if epsilon:
             arguments["eps"] = value_text(epsilon)
@@ -110,6 +108,25 @@ def read_optimizer(reader: KeyReader, key: str, default: str) -> None:
     reader.draft.optimizer = CallDraft(word, arguments)
     if decay:
         reader.draft.set("train.no_decay", NO_DECAY, f"{reader.tool} decays no biases and norms")
+
+
+def _read_betas(reader: KeyReader, word: str) -> dict[str, str]:
+    """Returns the argument `betas`, where the file states it or the tool's default is not that of a job."""
+    stated = {key: reader.number(key) for key in ("adam_beta1", "adam_beta2")}
+    is_default = word != "lion" and all(beta is None for beta in stated.values())
+    if (
+        word not in ("adamw", "adam", "lion")
+        or is_default
+        or any(beta is not None and beta >= 1 for beta in stated.values())
+    ):
+        return {}
+    defaults = {"adam_beta1": 0.9, "adam_beta2": 0.999}
+    text = value_text([float(defaults[key] if beta is None else beta) for key, beta in stated.items()])
+    for key, beta in stated.items():
+        reader.carry(key, f"train.optimizer.betas = {text}")
+        if beta is None and word == "lion":
+            reader.defaults.append(f"`{key} = {defaults[key]}`")
+    return {"betas": text}
 
 
 def read_schedule(reader: KeyReader, key: str, default: str) -> None:

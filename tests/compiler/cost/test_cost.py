@@ -110,6 +110,7 @@ def test_replicas_shard_over_fewer_ranks() -> None:
         (o.Adagrad(), 1, 1),
         (o.Rmsprop(momentum=0.9, centered=True), 3, 1),
         (o.NAdam(), 2, 2),
+        (o.Lion(), 1, 0),
     ],
 )
 def test_state_of_an_optimizer(optimizer: o.Optimizer, states: int, counts: int) -> None:

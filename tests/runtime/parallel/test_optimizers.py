@@ -15,8 +15,9 @@ from torch import nn
 from dslc.compiler.ir.program import GroupStep
 from dslc.dsl.language.optimizers import Optimizer, torch_optimizer
 from dslc.dsl.language.registry import CALLS, fields
+from dslc.runtime.loop.plain_loop import plain_optimizer
 from dslc.runtime.measure.track_memory import Tracker
-from dslc.runtime.parallel.optimizers import build_optimizer
+from dslc.runtime.parallel.optimizers import OWN_CLASSES, build_optimizer
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {}),
@@ -28,7 +29,11 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("NAdam", {"momentum_decay": 0.01, "weight_decay": 0.1, "decoupled_weight_decay": True}),
 ]
 # Every optimizer of the language that runs.
-RUNNING: list[type[Optimizer]] = [call for call in CALLS["optimizer"].values() if call.torch_class]  # type: ignore[attr-defined, misc]
+RUNNING: list[type[Optimizer]] = [
+    call  # type: ignore[misc]
+    for call in CALLS["optimizer"].values()
+    if call.torch_class or call.__name__ in OWN_CLASSES  # type: ignore[attr-defined]
+]
 
 
 def trained(build: Any) -> torch.Tensor:
@@ -53,7 +58,18 @@ def test_twenty_steps_are_those_of_torchs_plain_loop(kind: str, arguments: dict[
     assert (other - plain).abs().max() > 1e-4, "the test can tell one rate from another"
 
 
-@pytest.mark.parametrize(("kind", "arguments"), CASES)
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_twenty_steps_of_lion_are_those_of_its_paper(decay: float) -> None:
+    """The plain loop of `dslc verify` is the update by hand; groups have rates and decays of their own."""
+    groups = (GroupStep(parameters=("2.*",), lr=0.003, weight_decay=0.2),)
+    step = replace(optimizer_step("Lion", lr=0.01, betas=(0.8, 0.95), weight_decay=decay), groups=groups)
+    ours, plain = trained(lambda m: build_optimizer(step, m)), trained(lambda m: plain_optimizer(step, m))
+    torch.testing.assert_close(ours, plain, rtol=0, atol=1e-6)
+    other = trained(lambda m: build_optimizer(replace(step, arguments={**step.arguments, "betas": (0.8, 0.9)}), m))
+    assert (other - plain).abs().max() > 1e-3, "the test can tell one decay of the momentum from another"
+
+
+@pytest.mark.parametrize(("kind", "arguments"), [*CASES, ("Lion", {"weight_decay": 0.1})])
 @pytest.mark.parametrize("skipped", [0, 2])
 def test_a_step_whose_gradient_overflows_leaves_nothing_behind(
     kind: str, arguments: dict[str, Any], skipped: int
@@ -80,7 +96,7 @@ def test_a_step_whose_gradient_overflows_leaves_nothing_behind(
 @pytest.mark.parametrize("call", RUNNING)
 def test_every_argument_of_the_language_is_one_of_torch(call: type[Optimizer]) -> None:
     declared = {field.name: field.default for field in fields(call) if field.name != "lr"}
-    optimizer = build_optimizer(optimizer_step(call.torch_class, lr=0.1, **declared), nn.Linear(2, 2))
+    optimizer = build_optimizer(optimizer_step(call.torch_class or call.__name__, lr=0.1, **declared), nn.Linear(2, 2))
     assert optimizer.param_groups[0].items() >= declared.items()
     assert optimizer.param_groups[0]["initial_lr"] == 0.1
 
@@ -130,6 +146,7 @@ def test_groups_have_rates_and_decays_of_their_own() -> None:
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *CASES,
+    ("Lion", {}),
     ("RMSprop", {"weight_decay": 0.1}),
     ("NAdam", {"weight_decay": 0.1}),
 ]

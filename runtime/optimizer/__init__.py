@@ -1,0 +1,1 @@
+"""The optimizers that torch has not, or has for some parameters alone."""

@@ -1,0 +1,53 @@
+"""Lion: an update by the sign of a momentum (Chen et al. 2023, arXiv:2302.06675).
+
+Model: u = sign(β₁ m + (1 - β₁) g); p ← p (1 - lr · decay) - lr · u; m ← β₂ m + (1 - β₂) g. The only state is m.
+
+Contract: each number is updated alone, so a rank may hold any part of a parameter. The update works on this rank's
+parts, in one kernel for each group of parameters where torch has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dslc.compiler.trace.private_torch import local_part
+
+
+class Lion(torch.optim.Optimizer):
+    """Keeps a momentum for each parameter: `exp_avg`, laid out as the parameter is."""
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        lr: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if parameters:
+                self._update(group, parameters)
+
+    def _update(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        first, second = group["betas"]
+        for parameter in parameters:
+            if not self.state[parameter]:
+                self.state[parameter]["exp_avg"] = torch.zeros_like(parameter)
+        values = [local_part(parameter) for parameter in parameters]
+        gradients = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        momenta = [local_part(self.state[parameter]["exp_avg"]) for parameter in parameters]
+        updates = torch._foreach_lerp(gradients, momenta, first)
+        torch._foreach_sign_(updates)
+        if group["weight_decay"]:
+            torch._foreach_mul_(values, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(values, updates, alpha=-group["lr"])
+        torch._foreach_lerp_(momenta, gradients, 1 - second)
