@@ -19,6 +19,7 @@ from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import plural, shorten_list
 from dslc.jobs.check_job import inspect, show
 from dslc.runs.checkpoints import SelectedWeights, check_compatibility, select_weights
+from dslc.runs.model_card import model_card
 from dslc.runtime.model.errors import ModelError
 from dslc.runtime.process.vision_library import true_cause
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, TRAINING_FAILED, CommandFailedError
@@ -65,6 +66,7 @@ def _needs_trace(job: JobSpec | None, output: str) -> bool:
 
 
 def _export(analysis: Analysis, selected: SelectedWeights, output: str, arguments: argparse.Namespace) -> int:
+    from dslc.runtime.checkpoint.companion_files import CompanionFiles
     from dslc.runtime.checkpoint.export import SHARD, Adapted, export, export_adapter, export_folder
     from dslc.runtime.checkpoint.state import CheckpointError
 
@@ -77,20 +79,42 @@ def _export(analysis: Analysis, selected: SelectedWeights, output: str, argument
     if isinstance(network, TransformersNetwork):
         step = locate_paths(transformers_step(job, network, analysis.source), job.folder)
     ties = dict(analysis.model.ties) if analysis.model else {}
+    start = job.model.start.path if job.model.start else ""
+    library = "peft" if arguments.adapter else "transformers"
+    task = step.kind if step else ""
+    card = model_card(job.name, selected, task=task, start=start, library=library)
+    model_folder = os.path.join(step.folder, os.path.expanduser(step.name)) if step else ""
+    companions = CompanionFiles(folders=(start, model_folder), card=card)
     try:
         if output.endswith(_FILES):
             ties = {base_name(a): base_name(b) for a, b in ties.items()}
             count = export(selected.path, ties, output, raw=raw, adapter_weights=adapter_weights)
         elif arguments.adapter:
             assert adapter_weights is not None
-            start = job.model.start.path if job.model.start else ""
             base = start if os.path.isdir(start) else ""
-            kind = _PEFT_KINDS.get(step.kind, "") if step else ""
-            count = export_adapter(selected.path, adapter_weights, output, base=base, kind=kind, raw=raw, ties=ties)
+            kind = _PEFT_KINDS.get(task, "")
+            count = export_adapter(
+                selected.path,
+                adapter_weights,
+                output,
+                base=base,
+                kind=kind,
+                raw=raw,
+                ties=ties,
+                companions=companions,
+            )
         else:
             assert step is not None
             shard_bytes = arguments.max_shard_size or SHARD
-            count = export_folder(selected.path, step, output, shard_bytes, raw=raw, adapter_weights=adapter_weights)
+            count = export_folder(
+                selected.path,
+                step,
+                output,
+                shard_bytes,
+                raw=raw,
+                adapter_weights=adapter_weights,
+                companions=companions,
+            )
     except (CheckpointError, ModelError, OSError, ImportError) as error:
         _show_error(error)
         return TRAINING_FAILED

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.ir.parameter_names import BASE, FIRST, SECOND, file_name, is_of_adapter, targeted, without_adapters
+from dslc.runtime.checkpoint.companion_files import CompanionFiles
 from dslc.runtime.checkpoint.files import misfitting_tensors
 from dslc.runtime.checkpoint.state import CheckpointError, key_of, keys_of, read_tensors
 from dslc.runtime.checkpoint.tensor_file import writing
@@ -87,6 +88,7 @@ def export_adapter(
     kind: str = "",
     raw: bool = False,
     ties: Mapping[str, str] | None = None,
+    companions: CompanionFiles | None = None,
 ) -> int:
     """Writes the adapter in `source` alone, with the modules that train whole, to `folder`, which is empty or not
     there, as peft's `from_pretrained` takes it. Returns the number of tensors. `base` and `kind` are as for
@@ -110,6 +112,8 @@ def export_adapter(
         if not layers:
             raise CheckpointError(f"{source} has no adapter")
         adapters.save_configuration(adapter_weights.step, layers, base, kind, new_folder)
+        if companions is not None:
+            companions.write(new_folder)
         tensors = {exported_name: stored_tensors[name] for exported_name, name in source_names.items()}
         _write(
             tensors,
@@ -127,15 +131,19 @@ def export_folder(
     *,
     raw: bool = False,
     adapter_weights: Adapted | None = None,
+    companions: CompanionFiles | None = None,
 ) -> int:
-    """Writes the model of `step`, with the weights of `source` and the files of its tokenizer, to `folder`, which is
-    empty or does not exist. Its files have at most `limit` bytes (one tensor may have more). Returns the number of
-    tensors. `raw` is as for `export`. Raises CheckpointError, OSError and ModelError.
+    """Writes the model of `step`, with the weights of `source`, to `folder`, which is empty or does not exist.
+
+    Its files have at most `limit` bytes (one tensor may have more). Returns the number of tensors. `raw` is as for
+    `export`. Raises CheckpointError, OSError and ModelError.
     """
     from dslc.runtime.model.transformers_model import save_configuration
 
     with _new_folder(folder) as new_folder:
         expected = save_configuration(step, new_folder)
+        if companions is not None:
+            companions.write(new_folder)
         with _opened(source, raw, adapter_weights) as (tensors, fetch):
             fault = misfitting_tensors({name: tuple(tensor.shape) for name, tensor in tensors.items()}, expected)
             if fault:

@@ -25,7 +25,6 @@ import functools
 import inspect
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -57,22 +56,6 @@ _WORDS = {
     "question_answering": "that finds answers",
     "image_classification": "that classifies images",
 }
-_BESIDE = (  # files of a tokenizer, and others that a model is used with
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "chat_template.jinja",
-    "generation_config.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-)
 _OF_THE_FILE = (
     "model_type",
     "transformers_version",
@@ -119,10 +102,8 @@ def build_transformers(step: TransformersStep) -> nn.Module:
 
 
 def save_configuration(step: TransformersStep, folder: str) -> dict[str, tuple[int, ...]]:
-    """Writes into `folder` what `from_pretrained` needs beside the weights: the configuration, and the tokenizer's
-    files if the model's own is a folder with them. Returns the tensors that the weights must hold.
-
-    Raises TransformersError and OSError.
+    """Writes the configuration that `from_pretrained` needs into `folder`. Returns the shapes of the tensors that the
+    weights must hold. Raises TransformersError and OSError.
     """
     configuration = _file(step) or {}
     with torch.device("meta"):
@@ -133,10 +114,6 @@ def save_configuration(step: TransformersStep, folder: str) -> dict[str, tuple[i
     config.use_cache = {**configuration, **step.arguments}.get("use_cache", True)  # which a training does without
     with quiet():
         config.save_pretrained(folder)
-    here = os.path.join(step.folder, os.path.expanduser(step.name))
-    for name in _BESIDE if os.path.isdir(here) else ():
-        if os.path.isfile(os.path.join(here, name)):
-            shutil.copyfile(os.path.join(here, name), os.path.join(folder, name))
     return {name: tuple(tensor.shape) for name, tensor in named_tensors(model).items()}
 
 

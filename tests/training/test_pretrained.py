@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import dslc
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
-from dslc.jobs.prepare_run import prepare
+from dslc.jobs.prepare_run import prepare, write_run_directory
 from dslc.main import main
 
 JOB = model_job('transformers("saved")', "weights = WEIGHTS", steps=3)
@@ -99,10 +99,20 @@ def test_what_was_trained_is_exported_for_from_pretrained(
     path, context = folder / "finetune.plt", "data.source.context=16"
     path.write_text(template.replace('"./base"', '"./saved"'))
     found = train_job(launcher, path, context, "train.steps=2", "parallelism.zero=3")
+    write_run_directory(ready(path, context), str(found.folder))
     made = folder / "made"
     command = ["export", str(path), "-o", str(made), "--checkpoint", str(found.folder), "--set", context]
     assert main([*command, "--max-shard-size", "40KB"]) == 0, capsys.readouterr().err
     assert len(list(made.glob("*.safetensors"))) > 1
+    card = (made / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- dslc\n---\n")
+    for part in (
+        "weights of `saved`",
+        "# --set data.source.context=16",
+        "| train | loss | ",
+        "\nTopology\n  nodes    1\n",
+    ):
+        assert part in card, card
     for name, value in AutoModelForCausalLM.from_pretrained(made).state_dict().items():
         np.testing.assert_array_equal(value.numpy(), found.weights[name], err_msg=name)
     assert main(command) == 2 and "made is not an empty folder" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from helpers.tiny_llama import write_llama
 from safetensors.torch import save_file
 
 from dslc.compiler.ir.program import TransformersStep
+from dslc.runtime.checkpoint.companion_files import CompanionFiles
 from dslc.runtime.checkpoint.export import export_folder
 from dslc.runtime.checkpoint.state import CheckpointError
 from dslc.runtime.model.tensor_names import named_tensors
@@ -64,14 +65,21 @@ def test_shards_and_files_of_a_tokenizer(tmp_path: Path) -> None:
     step = TransformersStep(name="base", folder=str(tmp_path))
     model = trained(step, tmp_path / "weights.safetensors")
     (tmp_path / "made").mkdir()
-    count = export_folder(str(tmp_path / "weights.safetensors"), step, str(tmp_path / "made"), limit=40_000)
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start" / "tokenizer.json").write_text("[]")
+    companions = CompanionFiles(folders=("absent", str(tmp_path / "start"), str(tmp_path / "base")), card="A card.")
+    count = export_folder(
+        str(tmp_path / "weights.safetensors"), step, str(tmp_path / "made"), limit=40_000, companions=companions
+    )
     index = json.loads((tmp_path / "made" / "model.safetensors.index.json").read_text())
     assert index["weight_map"].keys() == named_tensors(model).keys() and len(index["weight_map"]) == count
     assert index["metadata"]["total_size"] == 4 * sum(p.numel() for p in model.parameters())
     shards = {*index["weight_map"].values()}
     assert len(shards) > 1 and all((tmp_path / "made" / name).stat().st_size < 50_000 for name in shards)
     beside = {path.name for path in (tmp_path / "made").iterdir()} - shards
-    assert beside == {"config.json", "generation_config.json", "tokenizer.json", "model.safetensors.index.json"}
+    companion_names = {"generation_config.json", "tokenizer.json", "README.md"}
+    assert beside == {"config.json", "model.safetensors.index.json", *companion_names}
+    assert [(tmp_path / "made" / name).read_text() for name in sorted(companion_names)] == ["A card.", "{}", "[]"]
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "made").eval()
     tokens = torch.randint(0, 256, (2, 8))
     assert torch.equal(loaded(tokens).logits, model(tokens))
