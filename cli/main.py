@@ -247,6 +247,8 @@ def _evaluate(made: argparse.ArgumentParser) -> None:
         default="validation",
         help="the samples to evaluate on (default: validation)",
     )
+    tasks = "in place of a split, tasks of the evaluation harness with its options: 'hellaswag,piqa --num_fewshot 5'"
+    made.add_argument("--lm-eval", metavar="TASKS", help=tasks)
     made.add_argument("--json", action="store_true", help="print an object, for machines")
 
 

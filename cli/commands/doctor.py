@@ -37,6 +37,7 @@ EXTRAS = {
     "offload": "`memory.offload = [optimizer]` on a GPU",
     "peft": "`model.adapter`",
     "testing": "`dslc.testing`: properties of jobs",
+    "lm-eval": "`dslc evaluate --lm-eval`",
     "lsp": "`dslc lsp`: the language server for editors",
 }
 FOR_DEVELOPERS = ("dev", "docs")

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
+import os
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+from dslc.commands import export
 from dslc.compiler.ir.program import EvaluateMode
 from dslc.compiler.show.explain import table
 from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain
 from dslc.jobs.inference import metrics, prepare_inference
+from dslc.runs.evaluation_harness import run_harness, tasks_and_options
 from dslc.runtime.process.records import finite
 from dslc.terminal.exit_codes import GOOD, CommandFailedError
 
 
 def main(arguments: argparse.Namespace) -> int:
+    if arguments.lm_eval is not None:
+        return _evaluate_by_harness(arguments)
     _, combinations = load_each(arguments.job, arguments.settings)
     split = arguments.split
     ready, selected = prepare_inference(
@@ -36,6 +44,25 @@ def main(arguments: argparse.Namespace) -> int:
 
     for line in table(row for name, value in results.items() for row in _rows(name, value)):
         print(f"  {line}")
+    return GOOD
+
+
+def _evaluate_by_harness(arguments: argparse.Namespace) -> int:
+    """Exports the model into a folder that is removed afterwards, and has the harness evaluate it there."""
+    tasks, options = tasks_and_options(arguments.lm_eval)
+    _, combinations = load_each(arguments.job, arguments.settings)
+    job = combinations[0].job
+    with tempfile.TemporaryDirectory(prefix="dslc-evaluate-") as temporary:
+        folder = os.path.join(temporary, "model")
+        wanted = {"output": folder, "adapter": False, "max_shard_size": None}
+        with contextlib.redirect_stdout(io.StringIO()):
+            status = export.main(argparse.Namespace(**{**vars(arguments), **wanted}))
+        if status != GOOD:
+            return status
+        cpu = job is not None and job.devices.gpus is None
+        metrics = run_harness(folder, tasks, options, cpu=cpu, quiet=arguments.json)
+    if arguments.json:
+        print(json.dumps(finite(metrics)))
     return GOOD
 
 
