@@ -305,6 +305,10 @@ _OWNERS = {"optimizer": "the optimizer", "source": "the source", "network": "the
 
 def _argument(block: str, name: str, at: EntryPlace, of: str = "") -> NameSuggestion:
     """Suggests an argument of a call in the block, or in its field `of`: `lr` in `train` is the optimizer's."""
+    if (block, name) == ("model", "layers") and at.value.startswith("["):
+        return NameSuggestion(
+            remedy("a list of layers is written as ", at.moved("model.network", "`network`")), "model.network"
+        )
     for field in fields(BLOCKS[block]):
         if of and field.word != of:
             continue

@@ -76,6 +76,8 @@ def test_each_block_answers_names_of_others(block: str, name: str) -> None:
         ("devices { accelerator = gpu }", "E0107", "did you mean `gpus`?"),
         ("early_stopping { patience = 3 }", "E0106", "`early_stopping`"),
         ("train { early_stopping = EarlyStopping(loss) }", "E0130", "did you mean `lowest`?"),
+        ("model { layers = [relu()] }", "E0107", "a list of layers is written as `network`"),
+        ("devices { rendezvous = 1 }", "E0107", "of a job on several nodes: `dslc run JOB --rendezvous HOST[:PORT]`"),
         ("train { patience = 3 }", "E0107", "`patience` is an argument of `early_stopping`"),
         ("train { model_ema = true }", "E0107", "did you mean `ema`?"),
         ("train { max_hours = 3 }", "E0107", "did you mean `max_time`? (`2h`, `30 min`)"),
