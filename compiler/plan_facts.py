@@ -22,7 +22,7 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.module_facts import ModelFacts
 from dslc.compiler.ir.network_facts import OptimizerFacts
 from dslc.compiler.rules.analysis import Analysis
-from dslc.dsl.language.calls import PythonSource, parts_of
+from dslc.dsl.language.calls import Chat, PythonSource, parts_of
 from dslc.dsl.language.job import JobSpec, python_calls
 from dslc.dsl.language.layers import TransformersNetwork
 from dslc.dsl.language.registry import Call, fields
@@ -76,7 +76,7 @@ def _portable(source: SourceFacts) -> SourceFacts:
     """Returns the facts without paths, which `files` has, and without faults."""
     layouts = {name: value for name, value in source.found.items() if name not in FOUND_PATHS}
     parts = tuple(map(_portable, source.parts))
-    return replace(source, found=layouts, missing="", help="", code="E0309", parts=parts)
+    return replace(source, found=layouts, missing="", help="", code="E0309", argument="", parts=parts)
 
 
 def _files(job: JobSpec, source: SourceFacts) -> Iterator[tuple[str, ResolvedPath | None]]:
@@ -113,7 +113,10 @@ def _source_files(call: Call, source: SourceFacts) -> Iterator[tuple[str, Resolv
         for path in _flat(source.found[name])
         if path and isinstance(path, str)
     ]
-    for path in found or paths:
+    for value in named:
+        if isinstance(value, Call):
+            yield from _source_files(value, SourceFacts())
+    for path in (*found, *paths) if isinstance(call, Chat) else found or paths:
         yield path, path if isinstance(path, ResolvedPath) else next(iter(paths), None)
 
 

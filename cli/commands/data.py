@@ -214,6 +214,7 @@ def _as_text(report: DataReport, job: str) -> list[str]:
         *_copy_lines(report),
         *_overlap_lines(report),
         *_worst_lines(report),
+        *_conversation_lines(report),
     ]
     lines += ["", *(f"- {line}" for line in notes)]
     lines += _padding_lines(report)
@@ -429,6 +430,27 @@ def _worst_lines(report: DataReport) -> list[str]:
     return lines
 
 
+def _conversation_lines(report: DataReport) -> list[str]:
+    """Returns what became of the conversations of `chat` sources."""
+    lines = []
+    for counts in _conversation_counts(report):
+        trained = counts["conversations"] - counts["empty"] - counts["without_target"]
+        lines.append(
+            f"conversations: {trained:,} of {counts['conversations']:,} are trained on, with "
+            f"{plural(counts['tokens'], 'token')} and {plural(counts['targets'], 'target')}"
+        )
+        lines.append(
+            f"left out: {counts['empty']:,} without messages, {counts['without_target']:,} without a target; cut off: "
+            f"{counts['cut_off']:,}"
+        )
+    return lines
+
+
+def _conversation_counts(report: DataReport) -> list[dict[str, int]]:
+    steps = report.step.parts or (report.step,)
+    return [step.arguments["counts"] for step in steps if step.source == "chat"]
+
+
 def _time_text(report: DataReport, worst: PricedBatch) -> str:
     """Returns the predicted time of the step beside that of the plan; "" without a calibration."""
     times = [step_seconds(analysis) for analysis in (worst.analysis, report.analysis)]
@@ -483,6 +505,7 @@ def _as_json(report: DataReport) -> dict[str, object]:
         "padding": {name: asdict(padding) for name, padding in report.padding.items()},
         "padding_seconds": padding_seconds(report) if report.padding else None,
         "packing": dict(zip(("sequences", "length", "empty"), report.packing, strict=True)) if report.packing else None,
+        "conversations": _conversation_counts(report),
         "documents": asdict(report.documents) if report.documents is not None else None,
         "fullest": _worst_as_json(report),
         "classes": {str(name): list(counts) for name, counts in report.classes.items()},

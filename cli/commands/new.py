@@ -24,12 +24,17 @@ def main(arguments: argparse.Namespace) -> int:
     files = {f"{arguments.template}.plt": path}
     if arguments.template == "python":
         files["net.py.txt"] = os.path.join(os.path.dirname(path), "net.py")
+    for file in sorted(TEMPLATES.joinpath(arguments.template).rglob("*.*")):  # the data that the template reads
+        source = str(file.relative_to(TEMPLATES))
+        files[source] = os.path.join(os.path.dirname(path), source)
     for target in files.values():
         if os.path.exists(target):
             raise CommandFailedError(plain(f"{target} exists already"))
     for source, target in files.items():
         with open(TEMPLATES / source, encoding="utf-8") as file:
             text = file.read()
+        if inside := os.path.dirname(source):
+            os.makedirs(os.path.join(os.path.dirname(path), inside), exist_ok=True)
         with open(target, "w", encoding="utf-8") as file:
             file.write(text)
         print(plain(f"{target} written"))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from dslc.compiler.facts.sources import context_of, each_source, mixture_facts, source_facts, source_key
 from dslc.compiler.ir.facts import Facts, MachineFacts, SourceFacts
 from dslc.dsl.diagnostics import Diagnostic, Findings
-from dslc.dsl.language.calls import Datasets, Free, Mixture, Parquet, PictureSource
+from dslc.dsl.language.calls import Chat, Datasets, Free, Mixture, Parquet, PictureSource
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call
 from dslc.probe.child import in_child
@@ -21,12 +21,13 @@ def collect_facts(job: JobSpec, *, trace: bool, run: bool) -> Findings[Facts]:
     """Returns the facts that the job does not state: of its data, of the user's own functions (only with `trace`), of
     this machine.
     """
-    source = source_facts(job.data.source, context_of(job))
+    context = context_of(job)
+    source = source_facts(job.data.source, context)
     if isinstance(job.data.source, Mixture):
         pairs = zip(job.data.source.sources, source.parts, strict=True)
-        source = mixture_facts([_with_library_facts(call, facts, fetch=run) for call, facts in pairs])
+        source = mixture_facts([_with_library_facts(call, facts, context, fetch=run) for call, facts in pairs])
     else:
-        source = _with_library_facts(job.data.source, source, fetch=run)
+        source = _with_library_facts(job.data.source, source, context, fetch=run)
     for source_job, _ in each_source(job, source):
         yield from _look_for_torchvision(source_job)
     facts = Facts(source=source)
@@ -50,8 +51,10 @@ def _look_for_torchvision(job: JobSpec) -> Iterator[Diagnostic]:
         )
 
 
-def _with_library_facts(call: Call, source: SourceFacts, *, fetch: bool) -> SourceFacts:
+def _with_library_facts(call: Call, source: SourceFacts, context: int | None, *, fetch: bool) -> SourceFacts:
     """Returns the facts of a source, with the facts that only a library can tell."""
+    if isinstance(call, Chat) and not source.missing and source.input is not None:
+        return _read_conversations(call, source, context)
     if isinstance(call, Parquet | Datasets) and not source.missing:
         return _open_table(call, fetch=fetch)
     return source
@@ -81,6 +84,45 @@ def _open_table(call: Parquet | Datasets, *, fetch: bool) -> SourceFacts:
         help="the library that opens it failed; call it alone to see the whole traceback",
         code="E0311",
     )
+
+
+def _read_conversations(call: Chat, source: SourceFacts, context: int | None) -> SourceFacts:
+    """Returns the facts of conversations, from the cache if they are there. Else a child makes them tokens, so that
+    `transformers` is not loaded here.
+    """
+    from dslc.compiler.ir.codec import from_json
+    from dslc.runtime.data.sources import chat_cache
+
+    if isinstance(call.conversations, Call) and not isinstance(call.conversations, Datasets):
+        return source  # a rule reports it
+    _, arguments = source_key(call)
+    arguments |= {"context": context, **source.found}
+    if "files" in arguments and (facts := chat_cache.load_facts(chat_cache.entry_of(arguments))) is not None:
+        facts.pop("splits")
+    else:
+
+        def work() -> object:
+            from dslc.runtime.data.sources import chat_data
+            from dslc.runtime.data.sources.chat_rendering import ConversationError
+
+            try:
+                return chat_data.prepare(arguments).facts(arguments["context"])
+            except ConversationError as error:
+                return error.facts()
+
+        answer = in_child(work)
+        if "made" not in answer:
+            return replace(
+                source,
+                missing=f"the conversations cannot be read: {answer['error']}",
+                help="`transformers` failed; call `AutoTokenizer.from_pretrained` alone to see the whole traceback",
+                code="E0311",
+            )
+        facts = answer["made"]
+    if "missing" in facts:
+        return replace(source, **facts)
+    facts["found"] |= source.found
+    return from_json(SourceFacts, facts)
 
 
 def _machine(devices: object) -> MachineFacts:

@@ -154,7 +154,7 @@ class _Account:
         """Returns the bytes of the mask that keeps attention within documents, which all layers of a pass share: a
         number for each pair of positions.
         """
-        if self._job.data.documents is None:
+        if not self._job.data.has_documents:
             return 0
         length = self._model.input.shape[0]
         return int(self._samples) * length * length * (2 if low_precision(self._job) else 4)

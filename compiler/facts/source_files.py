@@ -57,6 +57,19 @@ def tokens(source: c.Tokens, context: int | None) -> SourceFacts:
     return sequences(tuple(found["tokens"]), context, vocab, found=found)
 
 
+def files_of_pattern(pattern: str) -> list[str]:
+    """Returns the files that match. Raises MissingDataError if there are none."""
+    try:
+        files = files_matching(pattern)
+    except TooManyEntriesError as error:
+        raise UnusableDataError(
+            f"{pattern} cannot be looked up: {error}", "a pattern with fewer `*` for folders"
+        ) from error
+    if not files:
+        raise MissingDataError(f"there is no {pattern}", "paths are relative to the file that wrote them")
+    return files
+
+
 def _example(pattern: str) -> str:
     return os.path.basename(pattern).replace("*", "train").replace("?", "0")
 

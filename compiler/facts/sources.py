@@ -7,7 +7,8 @@ Contract: the standard library alone, a few milliseconds, no exception for files
 `missing`, `help` and `code`. The runtime counts again when it opens the source and refuses a different number.
 
 Limits: `stdlib` depends on the version of Python. The number of classes in arrays is not known. `dslc.probe` opens
-sources that need a library or the user's code, `parquet(…)`, `datasets(…)` and `python(…)`, in a child process.
+sources that need a library or the user's code, `parquet(…)`, `datasets(…)`, `chat(…)` and `python(…)`, in a child
+process.
 """
 
 from __future__ import annotations
@@ -100,6 +101,8 @@ def source_key(source: Call) -> tuple[str, dict[str, Any]]:
     if isinstance(source, c.PythonSource | c.Mixture):
         return source.word, {}
     arguments = {f.name: getattr(source, f.name) for f in fields(type(source)) if f.name not in PREPARATION}
+    if isinstance(source, c.Chat):
+        return source.word, _chat_arguments(source, arguments)
     if isinstance(source, c.Synthetic):
         arguments["classes"] = _classes(source)
     return source.word, arguments
@@ -160,6 +163,30 @@ def _datasets(source: c.Datasets, context: int | None) -> SourceFacts:
             code="E0315",
         )
     return SourceFacts()
+
+
+def _chat(source: c.Chat, context: int | None) -> SourceFacts:
+    """Returns the facts that need no tokenizer."""
+    tokens = None if context is None else TensorFact(shape=(context,), dtype="int64")
+    facts = SourceFacts(input=tokens, target=tokens)
+    if isinstance(source.conversations, Call):
+        return facts
+    try:
+        files = sources_files.files_of_pattern(source.conversations)
+        for file in files:
+            size_of(file)
+    except MissingDataError as absent:
+        return replace(facts, **fault_fields(absent))
+    return replace(facts, found={"files": tuple(files)})
+
+
+def _chat_arguments(source: c.Chat, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of `chat`, and of its data set beside them."""
+    chosen = {name: value for name, value in arguments.items() if name not in ("conversations", "max_length")}
+    chosen["template"] = None if source.template == "default" else source.template
+    if isinstance(source.conversations, Call):
+        return source_key(source.conversations)[1] | chosen
+    return chosen | {"conversations": source.conversations}
 
 
 def _classes(source: c.Synthetic) -> int | None:
@@ -247,6 +274,7 @@ _FACTS: dict[type[Call], Callable[[Any, int | None], SourceFacts]] = {
     c.Arrays: _arrays,
     c.Synthetic: _synthetic,
     c.Datasets: _datasets,
+    c.Chat: _chat,
     c.Tokens: sources_files.tokens,
     c.Images: sources_files.images,
     c.MNIST: sources_files.mnist,

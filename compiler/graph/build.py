@@ -31,6 +31,7 @@ from dslc.compiler.placement.lowering import Issue, lowered, row_without_pipelin
 from dslc.compiler.placement.schedules import ScheduleTable
 from dslc.compiler.placement.sharding import Sharding, offloaded, trained
 from dslc.compiler.placement.staging import first_trained_stage, stages_with_whole_backward, unsendable
+from dslc.compiler.placement.workload import document_end
 from dslc.compiler.rules.analysis import Analysis, played
 from dslc.compiler.rules.data.images import picture_step
 from dslc.dsl.language.calls import Mixture, parts_of
@@ -86,7 +87,7 @@ def _partial_data(analysis: Analysis) -> records.DataNode:
         validation=workload.validation,
         validation_sets=workload.sets,
         split=workload.split,
-        documents=job.data.documents,
+        documents=document_end(job, analysis.source),
         visited=workload.visited,
         order=order_text(sources, sampler, workload.train, shuffle=job.data.shuffle),
         shuffle=job.data.shuffle,

@@ -43,7 +43,7 @@ from dslc.compiler.placement.sharding import (
 )
 from dslc.compiler.placement.staging import Staging, boundary_tensors
 from dslc.compiler.placement.tensor_plan import TensorPlan
-from dslc.compiler.placement.workload import PartLoad, Workload, ignored, in_steps, steps_of
+from dslc.compiler.placement.workload import PartLoad, Workload, document_end, ignored, in_steps, steps_of
 from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.rules.data.images import picture_step
 from dslc.compiler.rules.parallelism.exchange import exchange_span
@@ -224,7 +224,7 @@ def model_step(analysis: Analysis) -> p.ModelStep:
         "seed": seed,
         "weights": _weights(job, job.model.start) if job.model.start else None,
         "frozen": job.model.freeze,
-        "documents": job.data.documents,
+        "documents": document_end(job, analysis.source),
         "adapter": adapter_step(job.model.adapter),
     }
     own = common | ({"ties": model.ties, "reset": model.reset} if model else {})
@@ -281,7 +281,7 @@ def _source_step(analysis: Analysis, source: Call, facts: SourceFacts, load: Par
     assert load.train is not None
     name, arguments = source_key(source)
     context = context_of(job)
-    if name in ("stdlib", "text", "tokens") or (name == "synthetic" and arguments.get("vocab")):
+    if name in ("stdlib", "text", "tokens", "chat") or (name == "synthetic" and arguments.get("vocab")):
         arguments = arguments | {"context": context}
     named = {name: value for name, value in arguments.items() if _origin(value)}
     found = dict(facts.found)
@@ -308,7 +308,7 @@ def _source_step(analysis: Analysis, source: Call, facts: SourceFacts, load: Par
         shares=workload.shares,
         most_share=workload.share if workload.measured else 0,
         pad=job.data.pad,
-        documents=job.data.documents,
+        documents=document_end(job, analysis.source),
         ignore=-100 if ignore is None else ignore,
         workers=job.data.workers,
         stream=workload.stream,

@@ -70,7 +70,7 @@ class DataStep(Record):
     micro-batches whose sizes differ by at most one.
     """
 
-    # digits, stdlib, text, tokens, images, mnist, cifar10, arrays, parquet, datasets, synthetic, python, mixture
+    # digits, stdlib, text, tokens, chat, images, mnist, cifar10, arrays, parquet, datasets, synthetic, python, mixture
     source: str
     arguments: Arguments = field(default_factory=dict)
     paths: tuple[str, ...] = ()  # the arguments that are paths, or several

@@ -45,6 +45,7 @@ class SourceFacts(Record):
     missing: str = ""
     help: str = ""
     code: str = "E0309"
+    argument: str = ""  # the source's argument at fault
     parts: tuple[SourceFacts, ...] = ()  # of a mixture
 
 

@@ -206,6 +206,13 @@ def ignored(job: JobSpec, source: SourceFacts) -> int | None:
             return None
 
 
+def document_end(job: JobSpec, source: SourceFacts) -> int | None:
+    """Returns the token that ends a document where sequences hold several; None if they do not."""
+    if isinstance(job.data.source, c.Chat) and job.data.source.pack is not None:
+        return int(source.found.get("filler", 0))
+    return job.data.documents
+
+
 def loss_divisor(job: JobSpec, source: SourceFacts) -> Counts:
     """Returns the count that divides the losses of a step.
 
@@ -222,7 +229,7 @@ def loss_divisor(job: JobSpec, source: SourceFacts) -> Counts:
     ignore = ignored(job, source)
     if ignore is None:
         return "samples"
-    if job.data.documents is not None:
+    if job.data.has_documents:
         return "kept"
     if not all(isinstance(each, _CLASSES_FROM_0) for each in c.parts_of(job.data.source)) or ignore >= 0:
         return "kept"
@@ -250,9 +257,9 @@ def steps_of(time: Quantity, workload: Workload) -> int | None:
 def _missing(job: JobSpec, source: SourceFacts) -> Iterator[Diagnostic]:
     if source.missing:
         elsewhere = source.code in ("E0309", "E0803")  # another machine may have it
-        fault = Diagnostic(
-            code=source.code, message=source.missing, span=job.data.value_span("source"), help=source.help
-        )
+        call = job.data.source
+        span = call.value_span(source.argument) if source.argument else job.data.value_span("source")
+        fault = Diagnostic(code=source.code, message=source.missing, span=span, help=source.help)
         yield fault.as_warning() if elsewhere else fault
 
 

@@ -37,7 +37,7 @@ from dslc.dsl.words import plural
 def check_sequence_length(job: JobSpec) -> Iterator[Diagnostic]:
     network = job.model.network
     for source in c.parts_of(job.data.source):
-        if not isinstance(source, c.Stdlib | c.Text | c.Tokens) or source.context is not None:
+        if not isinstance(source, c.Stdlib | c.Text | c.Tokens | c.Chat) or source.context is not None:
             continue
         if hasattr(network, "context"):
             return
@@ -165,7 +165,7 @@ def check_ignored(job: JobSpec, source: SourceFacts) -> Iterator[Diagnostic]:
                 yield no_effect(f"model.loss.{name}", why, loss.name_span(name))
     if not isinstance(loss, c.PythonLoss) or loss.over or not changed(loss, "ignore"):
         return
-    fills = data.pad is not None or data.documents is not None
+    fills = data.pad is not None or data.has_documents
     if target is not None and target.dtype != "int64":
         why = "the data's targets are not whole numbers, and all of them count"
     elif loss_divisor(job, source) == "own" and not fills and not any(map(takes_classes, job.evaluate.metrics)):

@@ -16,6 +16,7 @@ from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.tensor_plan import TensorPlan
 from dslc.compiler.placement.workload import Workload
 from dslc.compiler.rules import job_rules
+from dslc.compiler.rules.data.conversations import check_conversations
 from dslc.compiler.rules.data.documents import check_documents
 from dslc.compiler.rules.data.images import check_pictures
 from dslc.compiler.rules.data.mixtures import check_mixture
@@ -102,6 +103,7 @@ JOB: Rules = (
     (lambda k: check_mixture(k.job, k.workload, k.source), ()),
     (lambda k: job_rules.check_ignored(k.job, k.source), ()),
     (lambda k: job_rules.warn_of_samples(k.job, k.source), ()),
+    (lambda k: check_conversations(k.job, k.source), ()),
     (lambda k: check_documents(k.job, k.layout, k.source, k.model), ()),
     (lambda k: check_checkpoints(k.job), ()),
     (lambda k: check_training(k.job, k.layout, k.model), ()),

@@ -144,6 +144,12 @@ class DataSpec(Block):
     )
     last_batch: str = arg(word("drop", "keep"), "for the samples of an epoch that fill no batch", default="drop")
 
+    @property
+    def has_documents(self) -> bool:
+        """True if a sequence holds several documents, which are kept apart."""
+        packs = isinstance(self.source, c.Chat) and self.source.pack is not None
+        return packs or self.documents is not None
+
 
 @block
 class DevicesSpec(Block):

@@ -20,6 +20,7 @@ from dslc.dsl.language.registry import (
     arg,
     call,
     calls,
+    either,
     measure,
     word,
 )
@@ -309,6 +310,30 @@ class Datasets(Call):
     transform: Call | None = _optional(calls("transform"), _TRANSFORM_DOC)
     normalize: str | Normalize | None = _optional(NORMALIZE, NORMALIZE_DOC)
     arguments: Arguments = arg(AnyValue(), "further arguments of `load_dataset`", default=())
+
+
+@call("source")
+class Chat(Call):
+    """Conversations as tokens, by the chat template of a tokenizer. The loss counts the chosen turns alone."""
+
+    conversations: str | Call = arg(
+        either(Path("read", glob=True), calls("source")),
+        "files of JSON Lines with `messages` on each line, in the order of their names, or `datasets(…)`",
+    )
+    tokenizer: str = arg(Path("read"), "the folder of the tokenizer, as `save_pretrained` writes it")
+    template: str = arg(
+        either(word("default"), Path("read")), "a file with a chat template, or the tokenizer's own", default="default"
+    )
+    train_on: str = arg(word("assistant", "all"), "the turns whose tokens count in the loss", default="assistant")
+    pack: str | None = _optional(word("documents"), "puts several whole conversations into a sequence, kept apart")
+    max_length: int | None = arg(
+        Int(min=2), "the tokens of a sequence, after which a conversation is cut off", default=None, shown="the model's"
+    )
+
+    @property
+    def context(self) -> int | None:
+        """The length of a sequence."""
+        return self.max_length
 
 
 @call("source")

@@ -20,12 +20,14 @@ Reason = tuple[str, Span | None, str]
 def check_documents(
     job: JobSpec, layout: Layout | None, source: SourceFacts, model: ModelGraph | None
 ) -> Iterator[Diagnostic]:
-    if job.data.documents is None:
+    if not job.data.has_documents:
         return
-    span = job.data.value_span("documents")
-    of_data = list(_of_data(job, source))
+    chat = job.data.source if isinstance(job.data.source, c.Chat) else None
+    packs = chat is not None and job.data.documents is None
+    span = chat.value_span("pack") if chat is not None and packs else job.data.value_span("documents")
+    of_data = list(_of_loss(job) if packs else _of_data(job, source))
     for what, where, help in (*of_data, *(() if of_data else _of_network(job, model)), *_of_plan(job, layout)):
-        notes = (Note("`documents` is set here", span),) if where != span else ()
+        notes = (Note("`pack` is set here" if packs else "`documents` is set here", span),) if where != span else ()
         yield Diagnostic("E0329", what, where or span, notes=notes, help=help)
 
 
@@ -33,7 +35,10 @@ def _of_data(job: JobSpec, source: SourceFacts) -> Iterator[Reason]:
     token, span = job.data.documents, job.data.value_span("documents")
     assert token is not None
     tokens = source.input is None or (source.input.dtype == "int64" and len(source.input.shape) == 1)
-    if source.shards is not None:
+    if any(isinstance(each, c.Chat) for each in c.parts_of(job.data.source)):
+        what = "`chat` keeps conversations apart by itself, with `pack = documents`"
+        yield what, span, remedy(remove_field("data.documents"))
+    elif source.shards is not None:
         what = "the documents of a stream are not looked for"
         yield what, job.data.value_span("source"), "a data set with `len` and indexing"
     elif source.structures is not None or not tokens or (source.target is not None and source.target != source.input):
@@ -48,6 +53,10 @@ def _of_data(job: JobSpec, source: SourceFacts) -> Iterator[Reason]:
             span,
             "the token after each document",
         )
+    yield from _of_loss(job)
+
+
+def _of_loss(job: JobSpec) -> Iterator[Reason]:
     if not isinstance(job.model.loss, c.CrossEntropy | c.PythonLoss):
         what = f"`{job.model.loss.word}` cannot leave out the targets between documents"
         loss = remedy(set_field("model.loss", "cross_entropy()", "`cross_entropy()`"), ", or `python(…)`")

@@ -39,7 +39,7 @@ from dslc.runtime.data.samples import (
     as_seen,
     concatenate_samples,
 )
-from dslc.runtime.data.sources import array_files, image_folder, table_sources
+from dslc.runtime.data.sources import array_files, chat_samples, image_folder, table_sources
 from dslc.runtime.data.sources.synthetic import synthetic_samples
 from dslc.runtime.data.splits import for_test, held_out, total
 from dslc.runtime.data.streams import Stream, stream_samples
@@ -112,6 +112,8 @@ def _open(step: DataStep) -> Samples | tuple[Samples, ...]:
             return image_folder.images(step)
         case "parquet":
             return table_sources.ParquetFiles(step)
+        case "chat":
+            return chat_samples.open_chat(step)
         case "datasets":
             return table_sources.datasets(step)
     raise SourceError(f"{step.line}: there is no source `{step.source}` in this version")

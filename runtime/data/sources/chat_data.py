@@ -1,0 +1,267 @@
+"""`chat`: conversations as sequences of tokens of one length, in which the tokens of chosen turns are targets.
+
+Model: conversations are rendered once, by chat_rendering.py, and kept in the user's cache. A sequence has `context`
+tokens. Without packing it holds the beginning of one conversation. With packing it holds several whole ones, each put
+into the fullest sequence that has room for it, the longest first. One token, `filler`, which no conversation has,
+stands between two conversations, and fills up a sequence. The target of a position is the token that follows it, or
+`ignore` where that token does not count.
+
+Contract: sequences are in the order of their first conversations. Conversations without messages, or without a token
+that counts among their first `context`, are left out, and counted. The ranks compare a digest of all tokens with that
+of the plan. Arrays are mapped into memory: the ranks of a machine share them.
+
+Limits: filled-up positions are computed and not counted. What follows a conversation cannot change it only where
+attention is causal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dslc.compiler.ir.steps import Arguments
+from dslc.runtime.data.sources import chat_cache
+from dslc.runtime.data.sources.chat_rendering import ConversationError, ConversationRenderer
+from dslc.runtime.data.sources.conversations import Conversation, read_files, read_rows
+from dslc.runtime.data.sources.tables import TableFault, open_datasets
+
+if TYPE_CHECKING:
+    import datasets
+
+_ARRAYS = ("tokens", "counted", "starts")
+
+
+@dataclass
+class ConversationCounts:
+    """Conversations that were read, and those that are empty, have no target, or lose their end; tokens and targets of
+    those that are trained on.
+    """
+
+    conversations: int = 0
+    empty: int = 0
+    without_target: int = 0
+    cut_off: int = 0
+    tokens: int = 0
+    targets: int = 0
+
+
+@dataclass(frozen=True)
+class PreparedSplit:
+    """The sequences of a split: `tokens` and `counted` of all, one after another; sequence n begins at `starts[n]`."""
+
+    tokens: NDArray[np.uint32]
+    counted: NDArray[np.bool_]
+    starts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+
+@dataclass(frozen=True)
+class PreparedConversations:
+    """The splits, training first. `filler` fills up sequences; tokens are below `vocab`."""
+
+    splits: tuple[PreparedSplit, ...]
+    filler: int
+    vocab: int
+    digest: str
+    counts: ConversationCounts
+
+    def facts(self, context: int) -> dict[str, Any]:
+        """Returns the fields of SourceFacts."""
+        tokens = {"shape": (context,), "dtype": "int64"}
+        return {
+            "samples": len(self.splits[0]),
+            "validation_samples": len(self.splits[1]) if len(self.splits) > 1 else None,
+            "input": tokens,
+            "target": tokens,
+            "classes": self.vocab,
+            "vocab": self.vocab,
+            "found": {"filler": self.filler, "digest": self.digest, "counts": asdict(self.counts)},
+        }
+
+
+def prepare(arguments: Arguments) -> PreparedConversations:
+    """Returns the sequences of a source, from the cache if they are there. Raises ConversationError and OSError."""
+    sets, identity = _open_sets(arguments)
+    entry = chat_cache.entry_of(arguments, identity)
+    if entry is not None and (facts := chat_cache.load_facts(entry)) is not None:
+        try:
+            return _load(entry, facts)
+        except (OSError, ValueError, KeyError):
+            pass  # another process removes it
+    prepared = _prepare(arguments, sets)
+    if entry is not None:
+        facts = prepared.facts(arguments["context"]) | {"splits": len(prepared.splits)}
+        chat_cache.store(entry, lambda folder: _save(prepared, folder), facts)
+    return prepared
+
+
+def _open_sets(arguments: Arguments) -> tuple[list[Iterator[Conversation]], list[str]]:
+    """Returns the conversations of each split, and what identifies them if they are in no file of the job."""
+    if "files" in arguments:
+        return [read_files(arguments["files"])], []
+    try:
+        parts: list[datasets.Dataset] = [part for part in open_datasets(arguments) if part is not None]
+    except TableFault as fault:
+        raise ConversationError(str(fault), fault.help, fault.code) from fault
+    if any(not hasattr(part, "__len__") for part in parts):
+        raise ConversationError("conversations are counted, and a stream has no end", "a data set without `streaming`")
+    column = next(iter(arguments["input"] or ()), None)
+    sets = [read_rows(part, arguments["path"], column) for part in parts]
+    return sets, [str(part._fingerprint) for part in parts]
+
+
+# ---------------------------------------------------------------------------------------------------------- preparing
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    tokens: NDArray[np.uint32]
+    counted: NDArray[np.bool_]
+
+
+def _prepare(arguments: Arguments, sets: Sequence[Iterable[Conversation]]) -> PreparedConversations:
+    renderer = ConversationRenderer(arguments["tokenizer"], arguments["template"], arguments["train_on"])
+    counts = ConversationCounts()
+    splits = [_render(arguments, renderer, each, counts) for each in sets]
+    used = np.unique(np.concatenate([each.tokens for split in splits for each in split]))
+    filler = _unused(used, renderer)
+    packed = arguments["pack"] is not None
+    prepared = tuple(_lay_out(split, arguments["context"], filler if packed else None) for split in splits)
+    digest = hashlib.sha256()
+    for split in prepared:
+        for name in _ARRAYS:
+            digest.update(np.ascontiguousarray(getattr(split, name)).tobytes())
+    vocab = max(int(used[-1]), filler) + 1
+    return PreparedConversations(prepared, filler, vocab, digest.hexdigest()[:32], counts)
+
+
+def _render(
+    arguments: Arguments,
+    renderer: ConversationRenderer,
+    conversations: Iterable[Conversation],
+    counts: ConversationCounts,
+) -> list[_Tokens]:
+    """Returns the conversations of a split that have a target, cut to the length of a sequence."""
+    length, rendered, shortest = arguments["context"], [], 0
+    before = asdict(counts)
+    for conversation in conversations:
+        counts.conversations += 1
+        if not conversation.messages:
+            counts.empty += 1
+            continue
+        try:
+            made = renderer.render(conversation.messages, conversation.tools)
+        except ConversationError as error:
+            raise ConversationError(f"{conversation.place}: {error}", error.help, error.code, error.argument) from error
+        counted = np.array(made.counted, np.bool_)
+        counted[:1] = False  # nothing predicts the first token
+        if not counted[:length].any():
+            counts.without_target += 1
+            if counted.any():
+                needed = int(counted.argmax()) + 1
+                shortest = min(shortest or needed, needed)
+            continue
+        counts.cut_off += len(counted) > length
+        rendered.append(_Tokens(np.array(made.tokens[:length], np.uint32), counted[:length]))
+        counts.tokens += len(rendered[-1].tokens)
+        counts.targets += int(rendered[-1].counted.sum())
+    if not rendered:
+        raise _no_target_error(arguments, counts.conversations - before["conversations"], shortest)
+    return rendered
+
+
+def _no_target_error(arguments: Arguments, conversations: int, shortest: int) -> ConversationError:
+    length, source = arguments["context"], arguments.get("conversations", arguments.get("path"))
+    if not conversations:
+        return ConversationError(f"{source} holds no conversations", "a file with conversations")
+    if shortest:
+        return ConversationError(
+            f"the first {length:,} tokens of each conversation hold nothing that the loss counts",
+            f"`max_length = {shortest}` or more: the shortest prompt has {shortest - 1:,} tokens",
+            "E0351",
+            "max_length",
+        )
+    what = f"none of the conversations ({conversations:,}) has a turn of the assistant"
+    return ConversationError(what, "conversations with answers, or `train_on = all`", "E0351", "train_on")
+
+
+def _unused(used: NDArray[np.uint32], renderer: ConversationRenderer) -> int:
+    """Returns the token that fills up sequences: no conversation has it. One within the numbers that they use is taken
+    if possible, as a model may know fewer tokens than its tokenizer.
+    """
+    known = set(used.tolist())
+    largest = int(used[-1])
+    candidates = (*(token for token in renderer.padding_tokens if token <= largest), *range(largest))
+    within = next((token for token in candidates if token not in known), None)
+    if within is None and largest + 1 >= renderer.size:
+        raise ConversationError(
+            f"the conversations use all {renderer.size:,} tokens of the tokenizer, and none is left to fill up "
+            "sequences",
+            "a tokenizer with a padding token",
+            "E0350",
+            "tokenizer",
+        )
+    return largest + 1 if within is None else within
+
+
+def _lay_out(conversations: list[_Tokens], length: int, separator: int | None) -> PreparedSplit:
+    """Returns the sequences of a split, packed if there is a `separator`."""
+    numbers = [[n] for n in range(len(conversations))]
+    between = _Tokens(np.array([], np.uint32), np.array([], np.bool_))
+    if separator is not None:
+        numbers = pack([len(each.tokens) for each in conversations], length)
+        between = _Tokens(np.array([separator], np.uint32), np.array([False]))
+    starts, parts = [0], []
+    for row in numbers:
+        pieces = [piece for n in row for piece in (between, conversations[n])][1:]
+        starts.append(starts[-1] + sum(len(piece.tokens) for piece in pieces))
+        parts += pieces
+    return PreparedSplit(
+        np.concatenate([part.tokens for part in parts]),
+        np.concatenate([part.counted for part in parts]),
+        np.array(starts, np.int64),
+    )
+
+
+def pack(lengths: Sequence[int], size: int) -> list[list[int]]:
+    """Returns the conversations of each sequence of `size` tokens, by their numbers. Each goes into the fullest
+    sequence that has room for it and for a token between them, the longest first.
+    """
+    rows: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # tokens that are left in a sequence, and its number, ascending
+    for n in sorted(range(len(lengths)), key=lambda n: (-lengths[n], n)):
+        at = bisect_left(room, (lengths[n] + 1, 0))
+        left, row = room.pop(at) if at < len(room) else (size + 1, len(rows))
+        if row == len(rows):
+            rows.append([])
+        rows[row].append(n)
+        insort(room, (left - lengths[n] - 1, row))
+    return sorted(sorted(row) for row in rows)
+
+
+# -------------------------------------------------------------------------------------------------------------- files
+
+
+def _save(prepared: PreparedConversations, folder: str) -> None:
+    for n, name in itertools.product(range(len(prepared.splits)), _ARRAYS):
+        np.save(os.path.join(folder, f"{name}{n}.npy"), getattr(prepared.splits[n], name))
+
+
+def _load(entry: str, facts: dict[str, Any]) -> PreparedConversations:
+    def array(name: str, n: int) -> NDArray[Any]:
+        return np.asarray(np.load(os.path.join(entry, f"{name}{n}.npy"), mmap_mode="r", allow_pickle=False))
+
+    splits = tuple(PreparedSplit(*(array(name, n) for name in _ARRAYS)) for n in range(facts["splits"]))
+    found = facts["found"]
+    counts = ConversationCounts(**found["counts"])
+    return PreparedConversations(splits, found["filler"], facts["vocab"], found["digest"], counts)

@@ -1,0 +1,93 @@
+"""Reads conversations: lists of messages in files of JSON Lines, or in rows of a data set of `datasets`.
+
+Model: a row has `messages` or `conversations`, a list of messages with `role` and `content`, or with `from` and `value`
+as ShareGPT writes them (https://huggingface.co/docs/trl/dataset_formats). `tools`, if a row has them, are given to the
+template. Other columns are not read.
+
+Contract: a row that is no conversation raises ConversationError with its file and line. An empty list of messages is a
+conversation without messages.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dslc.compiler.facts.untrusted_files import open_file
+from dslc.runtime.data.sources.chat_rendering import ConversationError, Message
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_ROLES_OF_SHAREGPT = {"human": "user", "gpt": "assistant", "observation": "tool"}
+_COLUMNS = ("messages", "conversations")
+_SHAPE = '`{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}` on each line'
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """The messages of a conversation, its tools, and its place in messages to the user."""
+
+    place: str
+    messages: tuple[Message, ...]
+    tools: Sequence[Any] | None = None
+
+
+def read_files(files: Iterable[str]) -> Iterator[Conversation]:
+    """Yields the conversations of JSON Lines files, in their order. Raises ConversationError and OSError."""
+    for file in files:
+        with open_file(file) as stream:
+            for number, line in enumerate(stream, 1):
+                if not line.strip():
+                    continue
+                place = f"{file}, line {number}"
+                try:
+                    row = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    help = _SHAPE
+                    if number == 1 and line.lstrip().startswith(b"["):
+                        help = f'`chat(datasets("json", data_files = "{file}"), …)` reads a list in one file'
+                    raise ConversationError(f"{place}: not a line of JSON: {error}", help) from error
+                yield conversation(row, place)
+
+
+def read_rows(rows: Iterable[Mapping[str, Any]], name: str, column: str | None) -> Iterator[Conversation]:
+    """Yields the conversations of a data set's rows; `column` has the messages. Raises ConversationError."""
+    for number, row in enumerate(rows):
+        yield conversation(row, f"{name}, row {number}", column)
+
+
+def conversation(row: object, place: str, column: str | None = None) -> Conversation:
+    """Returns the conversation of one row. Raises ConversationError."""
+    if not isinstance(row, Mapping):
+        raise ConversationError(f"{place}: {_kind(row)}, and no conversation", _SHAPE)
+    names = (column,) if column is not None else _COLUMNS
+    name = next((name for name in names if name in row), None)
+    if name is None or not isinstance(row[name], list):
+        has = ", ".join(f"`{key}`" for key in list(row)[:12]) or "nothing"
+        wanted = " or ".join(f"`{key}`" for key in names)
+        what = f"it has no {wanted}, but {has}" if name is None else f"`{name}` is {_kind(row[name])}, and no list"
+        raise ConversationError(f"{place}: {what}", _SHAPE)
+    messages = tuple(_message(message, f"{place}, message {n}") for n, message in enumerate(row[name], 1))
+    return Conversation(place, messages, row.get("tools") or None)
+
+
+def _message(message: object, place: str) -> Message:
+    if not isinstance(message, Mapping):
+        raise ConversationError(f"{place}: {_kind(message)}, and no message", '`{"role": "user", "content": "…"}`')
+    role, content = message.get("role", message.get("from")), message.get("content", message.get("value"))
+    role = _ROLES_OF_SHAREGPT.get(role, role) if isinstance(role, str) else role
+    if role not in ROLES:
+        known = ", ".join((*ROLES, *_ROLES_OF_SHAREGPT))
+        what = "has no role" if role is None else f"has the role {role!r}"
+        raise ConversationError(f"{place} {what}, which is none of {known}", "one of these as its `role`")
+    if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+        what = f"the content is {_kind(content)}" if content is not None else "it has no content"
+        raise ConversationError(f"{place}: {what}", "a text as its `content`: images and parts are not read")
+    others = {key: value for key, value in message.items() if key not in ("role", "from", "content", "value")}
+    return {"role": role, "content": content, **others}
+
+
+def _kind(value: object) -> str:
+    words = {dict: "an object", list: "a list", str: "a text", bool: "a truth value", type(None): "nothing"}
+    return words.get(type(value), "a number")

@@ -1,0 +1,252 @@
+"""Conversations become the tokens and masks of `apply_chat_template`, in sequences that train as each alone does."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.trained import ready
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dslc.commands.new import TEMPLATES
+from dslc.jobs.check_job import check_one
+from dslc.runtime.data.samples import SourceError
+from dslc.runtime.data.sources.chat_data import pack
+from dslc.runtime.data.sources.chat_rendering import ConversationError, ConversationRenderer, load_tokenizer
+from dslc.runtime.data.sources.conversations import conversation
+from dslc.runtime.data.sources.open_sources import open_source
+from dslc.runtime.model import documents
+from dslc.runtime.model.losses import count, loss_sum
+from dslc.runtime.model.meta_model import build_model
+
+TOKENIZER = TEMPLATES / "chat" / "tokenizer"
+CONVERSATIONS = TEMPLATES / "chat" / "conversations.jsonl"
+FILLER = 0
+JOB = """
+model {
+  network = llama(layers = 2, width = 16, heads = 2, hidden = 24, context = 96, vocab = 384)
+  loss    = cross_entropy()
+}
+data {
+  source = chat("chats.jsonl", tokenizer = "tokenizer"ARGUMENTS)
+  batch  = 4
+}
+devices { cpus = 1 }
+train {
+  steps     = 4
+  optimizer = sgd(lr = 0.1)
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def rows() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in CONVERSATIONS.read_text().splitlines()]
+
+
+def make_job(folder: Path, arguments: str = "", lines: list[str] | None = None) -> Path:
+    shutil.copytree(TOKENIZER, folder / "tokenizer", dirs_exist_ok=True)
+    texts = CONVERSATIONS.read_text().splitlines()[:24] if lines is None else lines
+    (folder / "chats.jsonl").write_text("".join(f"{line}\n" for line in texts))
+    job = folder / "job.plt"
+    job.write_text(JOB.replace("ARGUMENTS", arguments))
+    return job
+
+
+def encoded(row: dict[str, Any], **more: Any) -> tuple[list[int], list[int]]:
+    """Returns tokens and assistant mask by `transformers`."""
+    made = load_tokenizer(str(TOKENIZER)).apply_chat_template(
+        row["messages"], tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **more
+    )
+    return made["input_ids"], made["assistant_masks"]
+
+
+# ------------------------------------------------------------------------------------------------------- rendering
+
+
+def test_tokens_and_masks_are_those_of_transformers(tmp_path: Path) -> None:
+    unmarked = tmp_path / "unmarked.jinja"
+    unmarked.write_text(re.sub(r"{% (end)?generation %}", "", (TOKENIZER / "chat_template.jinja").read_text()))
+    marked = ConversationRenderer(str(TOKENIZER))
+    by_prefixes = ConversationRenderer(str(TOKENIZER), str(unmarked))
+    everything = ConversationRenderer(str(TOKENIZER), train_on="all")
+    newline = load_tokenizer(str(TOKENIZER)).encode("\n")[0]
+    for row in rows()[:12]:
+        tokens, mask = encoded(row)
+        rendered = marked.render(row["messages"])
+        assert rendered.tokens == tokens and rendered.counted == [bool(n) for n in mask] and any(mask)
+        # Prefixes count all that the template writes for a turn: the line that ends it, too.
+        prefixed = by_prefixes.render(row["messages"])
+        ends = [n > 0 and bool(mask[n - 1]) and tokens[n] == newline for n in range(len(tokens))]
+        assert prefixed.tokens == tokens
+        assert prefixed.counted == [bool(a or b) for a, b in zip(mask, ends, strict=True)]
+        assert all(everything.render(row["messages"]).counted)
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "message"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "ua", "the chat template fails: roles must alternate"),
+        ("{% for m in messages %}{{ messages|length }}{{ m.content }}{% endfor %}", "uaua", "before or in message 2"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "au", "begins with the assistant"),
+        ("{% for m in messages", "ua", "the chat template fails"),
+    ],
+)
+def test_a_template_whose_turns_are_not_known_is_refused(
+    tmp_path: Path, template: str, messages: str, message: str
+) -> None:
+    (tmp_path / "template.jinja").write_text(template)
+    renderer = ConversationRenderer(str(TOKENIZER), str(tmp_path / "template.jinja"))
+    roles = {"u": "user", "a": "assistant"}
+    with pytest.raises(ConversationError, match=message) as error:
+        renderer.render([{"role": roles[letter], "content": "a text"} for letter in messages])
+    assert error.value.code == "E0350" and error.value.help
+
+
+def test_conversations_of_sharegpt_are_read_alike() -> None:
+    shared = {"conversations": [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "4"}], "id": 7}
+    messages = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    assert conversation(shared, "").messages == conversation({"messages": messages}, "").messages == tuple(messages)
+
+
+@given(st.lists(st.integers(1, 20), max_size=60))
+def test_packing_fits_and_keeps_every_conversation(lengths: list[int]) -> None:
+    sequences = pack(lengths, 20)
+    assert sorted(n for row in sequences for n in row) == list(range(len(lengths)))
+    assert all(sum(lengths[n] + 1 for n in row) <= 21 for row in sequences)
+    assert [row[0] for row in sequences] == sorted(row[0] for row in sequences)
+
+
+# -------------------------------------------------------------------------------------------------------- sequences
+
+
+def test_a_sequence_has_the_tokens_of_its_conversation_and_its_targets(tmp_path: Path) -> None:
+    program = ready(make_job(tmp_path, ", max_length = 64")).program
+    inputs, targets = open_source(program.data).train.batch(torch.arange(24))
+    assert program.loss.counts == "kept" and inputs.shape == targets.shape == (24, 64)
+    for row, input, target in zip(rows(), inputs.tolist(), targets.tolist(), strict=False):
+        tokens, mask = (each[:64] for each in encoded(row))
+        fill = 64 - len(tokens)
+        kept = [token if counts else -100 for token, counts in zip(tokens, mask, strict=True)][1:]
+        assert input == tokens + [FILLER] * fill and target == kept + [-100] * (fill + 1)
+
+
+def test_packed_conversations_train_as_each_alone(tmp_path: Path) -> None:
+    packed = ready(make_job(tmp_path, ", pack = documents")).program
+    alone = ready(make_job(tmp_path)).program
+    model, total = build_model(packed.model, "cpu"), loss_sum(packed.loss)
+
+    def trained(program: Any) -> tuple[float, int, list[Tensor]]:
+        model.zero_grad()
+        samples = open_source(program.data).train
+        inputs, targets = samples.batch(torch.arange(len(samples)))
+        loss = total(model(inputs), targets)
+        loss.backward()
+        gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        return loss.item(), int(count(program.loss, targets)), gradients
+
+    assert alone.model.documents is None and packed.model.documents == FILLER
+    assert packed.data.train_samples < alone.data.train_samples == 24
+    each = trained(alone)
+    documents.apply(packed.model.documents, model)
+    together = trained(packed)
+    assert together[1] == each[1]
+    assert together[0] == pytest.approx(each[0], rel=1e-5)
+    for one, other in zip(together[2], each[2], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
+    question = {"role": "user", "content": "Why?"}
+    odd = [json.dumps({"messages": []}), json.dumps({"messages": [question]})]
+    job = make_job(tmp_path, ", max_length = 40", [*CONVERSATIONS.read_text().splitlines()[:24], *odd])
+    for _ in range(2):  # the second time from the cache
+        report, analysis = check_one(str(job), [])
+        assert analysis is not None and [d.code for d in report] == ["N0353"]
+        lengths = [len(encoded(row)[0]) for row in rows()[:24]]
+        lost = [not any(encoded(row)[1][:40]) for row in rows()[:24]]
+        counts = analysis.source.found["counts"]
+        assert (counts["conversations"], counts["empty"], counts["without_target"]) == (26, 1, 1 + sum(lost))
+        cut = sum(length > 40 and not out for length, out in zip(lengths, lost, strict=True))
+        assert counts["cut_off"] == cut > 0 and analysis.workload.train == 24 - sum(lost)
+        assert f"{cut} cut off after 40 tokens, 1 without messages left out" in next(iter(report)).message
+
+
+def test_data_that_changed_since_the_plan_is_refused(tmp_path: Path) -> None:
+    step = ready(make_job(tmp_path)).program.data
+    text = (tmp_path / "chats.jsonl").read_text()
+    (tmp_path / "chats.jsonl").write_text(text.replace("is", "was", 1))
+    with pytest.raises(SourceError, match="become other tokens than in the plan"):
+        open_source(step)
+
+
+def test_a_data_set_of_the_library_gives_the_same_sequences(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    of_files = ready(make_job(tmp_path)).program.data
+    both = datasets.DatasetDict(
+        train=datasets.Dataset.from_list(rows()[:24]), validation=datasets.Dataset.from_list(rows()[24:30])
+    )
+    both.save_to_disk(str(tmp_path / "chats"))
+    job = tmp_path / "job.plt"
+    job.write_text(job.read_text().replace('"chats.jsonl"', 'datasets("./chats")'))
+    step = ready(job).program.data
+    assert (step.train_samples, step.validation_samples, step.split) == (24, 6, "given")
+    for one, other in zip(*(open_source(each).train.batch(torch.arange(24)) for each in (of_files, step)), strict=True):
+        assert torch.equal(one, other)
+
+
+# --------------------------------------------------------------------------------------------------------- bad input
+
+QUESTION = '{"messages": [{"role": "user", "content": "a"}]}'
+GOOD = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
+
+
+@pytest.mark.parametrize(
+    ("lines", "arguments", "code", "message", "place"),
+    [
+        ([GOOD, '{"messages": ['], "", "E0311", "chats.jsonl, line 2: not a line of JSON", '"chats.jsonl"'),
+        (
+            ['{"text": "a"}'],
+            "",
+            "E0311",
+            "line 1: it has no `messages` or `conversations`, but `text`",
+            '"chats.jsonl"',
+        ),
+        ([GOOD, GOOD.replace("user", "robot")], "", "E0311", "line 2, message 1 has the role 'robot'", '"chats.jsonl"'),
+        ([GOOD.replace('"a"', "3")], "", "E0311", "message 1: the content is a number", '"chats.jsonl"'),
+        ([GOOD], ", max_length = 4", "E0351", "the first 4 tokens of each conversation hold nothing", "4"),
+        ([QUESTION], "", "E0351", "none of the conversations (1) has a turn of the assistant", ""),
+        ([], "", "E0311", "holds no conversations", '"chats.jsonl"'),
+        ([GOOD], ', template = "bad.jinja"', "E0350", "line 1: the chat template fails: no", '"bad.jinja"'),
+        ([GOOD], ', template = "absent.jinja"', "E0309", "absent.jinja: No such file", '"absent.jinja"'),
+    ],
+)
+def test_bad_conversations_get_a_place_and_a_remedy(
+    tmp_path: Path, lines: list[str], arguments: str, code: str, message: str, place: str
+) -> None:
+    (tmp_path / "bad.jinja").write_text("{{ raise_exception('no') }}")
+    report, _ = check_one(str(make_job(tmp_path, arguments, lines)), [])
+    fault = next(iter(report))
+    assert [d.code.replace("W", "E") for d in report] == [code]
+    assert message in fault.message and fault.help and fault.span is not None
+    assert place in ("", fault.span.text())
+
+
+def test_a_tokenizer_without_a_template_is_refused_at_its_place(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    (tmp_path / "tokenizer" / "chat_template.jinja").unlink()
+    report, _ = check_one(str(job), [])
+    (fault,) = report
+    assert fault.code == "E0350" and "has no chat template" in fault.message
+    assert fault.span is not None and fault.span.text() == '"tokenizer"' and "`template" in fault.help
