@@ -76,13 +76,19 @@ class BisectedSide:
 def main(arguments: argparse.Namespace) -> int:
     if arguments.steps < 1:
         raise CommandFailedError("--steps takes a number of at least 1")
-    if arguments.record:
-        if arguments.second or arguments.json:
-            raise CommandFailedError("--record takes one job, and writes its recording, which may be A or B later")
-        return _record(open_side(arguments.first, arguments.settings), _window(arguments), arguments.record)
-    first = open_side(arguments.first, [])
+    if arguments.record and (arguments.second or arguments.json):
+        raise CommandFailedError("--record takes one job, and writes its recording, which may be A or B later")
+    with tempfile.TemporaryDirectory(prefix="dslc-revisions-") as exports:
+        if arguments.record:
+            side = open_side(arguments.first, arguments.settings, exports)
+            return _record(side, _window(arguments), arguments.record)
+        return _compare(arguments, exports)
+
+
+def _compare(arguments: argparse.Namespace, exports: str) -> int:
+    first = open_side(arguments.first, [], exports)
     if arguments.second or arguments.settings:
-        second = open_side(arguments.second or arguments.first, arguments.settings)
+        second = open_side(arguments.second or arguments.first, arguments.settings, exports)
     else:
         second = replace(
             first, name=f"{first.name} in one process", ready=single_process(first), by_nature=(), is_single=True
@@ -134,8 +140,10 @@ def _check_steps(window: ReplayWindow, *sides: BisectedSide) -> None:
 # ------------------------------------------------------------------------------------------------------- the two sides
 
 
-def open_side(name: str, settings: Sequence[str]) -> BisectedSide:
-    """Returns the side of a job, a plan file, a run directory, a job at a revision, or a recording."""
+def open_side(name: str, settings: Sequence[str], exports: str) -> BisectedSide:
+    """Returns the side of a job, a plan file, a run directory, a job at a revision, or a recording. The files of a
+    revision are written to a new folder in `exports`, which has to stay while the side is trained.
+    """
     shown = " ".join([name, *(f"--set {setting}" for setting in settings)])
     if is_recording(name):
         if settings:
@@ -152,7 +160,10 @@ def open_side(name: str, settings: Sequence[str]) -> BisectedSide:
     if is_plan_file(path):
         ready = prepare_plan(path, settings, report)
     else:
-        loaded = load_revision(path, settings, report) if is_revision(path) else load(path, settings)
+        if is_revision(path):
+            loaded = load_revision(path, settings, report, tempfile.mkdtemp(dir=exports))
+        else:
+            loaded = load(path, settings)
         ready = prepare(_observed(loaded), report) if loaded is not None else None
     show(report if ready is not None else report.errors)
     if ready is None:
@@ -327,7 +338,8 @@ def _bisect(
     recordings: list[TensorRecording] = []
     for side in (first, second):
         if side.recording is not None:
-            recordings.append(side.recording)
+            shown = f"{side.recording.description} ({side.recording.name})"
+            recordings.append(replace(side.recording, name=side.name, description=shown))
         elif side.is_single and rounding is not None:
             recordings.append(replace(rounding.plain, name=side.name, description=_ONE_PROCESS))
         else:

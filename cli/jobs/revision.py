@@ -1,4 +1,11 @@
-"""Jobs at a git revision: `REV:job.plt`. Its texts are the revision's; data and modules come from the checkout."""
+"""Jobs at a git revision: `REV:job.plt`.
+
+`load_revision` reads the texts of the job; data and modules come from the checkout. That is enough to plan. A job that
+is trained needs the code of its revision: `export_revision` writes all files that git tracks to a folder, and links
+what git does not track (data, downloads) to the checkout.
+
+Limits: submodules come from the checkout.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +13,7 @@ import io
 import os
 import subprocess
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dslc.dsl.bounds import BYTES
 from dslc.dsl.diagnostics import Report
@@ -18,15 +25,18 @@ def is_revision(name: str) -> bool:
     return ":" in name and not os.path.exists(name)
 
 
-def load_revision(name: str, settings: Sequence[str], report: Report) -> LoadResult | None:
-    """Loads the job of `REV:path`, with `settings` laid over it; the path is relative to the current folder. Returns
-    None with the reason in the report.
+def load_revision(name: str, settings: Sequence[str], report: Report, export_folder: str = "") -> LoadResult | None:
+    """Loads the job of `REV:path`, with `settings` laid over it; the path is relative to the current folder. Its data
+    and modules are those of the checkout, or of the revision if there is an empty `export_folder` to write them to.
+    Returns None with the reason in the report.
     """
     revision, _, path = name.partition(":")
     try:
         top = _git("rev-parse", "--show-toplevel").decode().strip()
         commit = _git("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}").decode().strip()
         archive = _git("-C", top, "archive", "--format=tar", commit, "--", ":(glob)**/*.plt")
+        if export_folder:
+            export_revision(top, commit, export_folder)
     except (OSError, subprocess.CalledProcessError) as error:
         text = error.stderr.decode(errors="replace") if isinstance(error, subprocess.CalledProcessError) else str(error)
         report.add("E0101", f"`{name}` cannot be read: {(text.strip() or 'git failed').splitlines()[0]}", None)
@@ -36,7 +46,36 @@ def load_revision(name: str, settings: Sequence[str], report: Report) -> LoadRes
     if os.path.basename(full) not in texts:
         report.add("E0101", f"`{name}` cannot be read: {revision} has no such file", None)
         return None
-    return load_kept(texts, path, settings, os.getcwd())
+    place = os.path.join(
+        os.path.realpath(export_folder), os.path.relpath(os.path.realpath(full), os.path.realpath(top))
+    )
+    return load_kept(texts, place if export_folder else path, settings, os.getcwd(), shown=path)
+
+
+def export_revision(top: str, commit: str, folder: str) -> None:
+    """Writes the files of a commit to an empty folder, and links to the files of the checkout at `top` that git does
+    not track. Raises OSError or subprocess.CalledProcessError.
+    """
+    index = {**os.environ, "GIT_INDEX_FILE": os.path.join(os.path.realpath(folder), ".index")}
+    _git("-C", top, "read-tree", commit, env=index)
+    _git("-C", top, "checkout-index", "--all", f"--prefix={os.path.realpath(folder)}/", env=index)
+    os.remove(index["GIT_INDEX_FILE"])
+    untracked = _git("-C", top, "ls-files", "--others", "--directory", "-z")
+    submodules = _git("-C", top, "ls-files", "--stage", "-z").split(b"\0")
+    names = [*untracked.split(b"\0"), *(line.partition(b"\t")[2] for line in submodules if line.startswith(b"160000"))]
+    for name in (os.fsdecode(each).rstrip("/") for each in names):
+        link = os.path.join(folder, name)
+        # Compiled modules of the checkout could be taken for those of the revision.
+        if name and os.path.basename(name) != "__pycache__" and (not os.path.lexists(link) or _is_empty(link)):
+            os.makedirs(os.path.dirname(link), exist_ok=True)
+            if os.path.isdir(link):
+                os.rmdir(link)
+            os.symlink(os.path.join(top, name), link)
+
+
+def _is_empty(path: str) -> bool:
+    """True for an empty folder, which `checkout-index` makes for a submodule."""
+    return os.path.isdir(path) and not os.path.islink(path) and not os.listdir(path)
 
 
 def _texts(archive: bytes, folder: str, top: str) -> dict[str, str]:
@@ -51,5 +90,5 @@ def _texts(archive: bytes, folder: str, top: str) -> dict[str, str]:
         }
 
 
-def _git(*arguments: str) -> bytes:
-    return subprocess.run(["git", *arguments], check=True, capture_output=True).stdout
+def _git(*arguments: str, env: Mapping[str, str] | None = None) -> bytes:
+    return subprocess.run(["git", *arguments], check=True, capture_output=True, env=env).stdout

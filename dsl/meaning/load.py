@@ -86,14 +86,14 @@ def load_text(text: str, name: str = "job.plt", folder: str = "", settings: Sequ
     return _apply_settings(_read_sources(Source(name, text), full, Report()), settings)
 
 
-def load_kept(texts: Mapping[str, str], path: str, settings: Sequence[str], folder: str) -> LoadResult:
+def load_kept(texts: Mapping[str, str], path: str, settings: Sequence[str], folder: str, shown: str = "") -> LoadResult:
     """Loads a job from the `texts` of a `LoadResult`, as if its file were at `path`; nothing is read from the disk.
 
-    Paths in `settings` are relative to `folder`.
+    Paths in `settings` are relative to `folder`. Messages name the file `shown`, or by its path.
     """
     full = os.path.abspath(path)
     kept = dict(texts)
-    source = Source(path, kept.pop(os.path.basename(path)))
+    source = Source(shown or path, kept.pop(os.path.basename(path)))
     return _apply_settings(_read_sources(source, full, Report(), kept), settings, folder)
 
 

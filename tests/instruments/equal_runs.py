@@ -76,11 +76,11 @@ def main(count: int, seed: int) -> None:
             path.write_text(text)
             window = ReplayWindow(last=3)
             trainings = Trainings(window, name)
-            base = open_side(str(path), [])
+            base = open_side(str(path), [], name)
             rounding = trainings.measure_rounding(single_process(base))
             for plan in drawn_plans(kind, draw):
                 try:
-                    side = open_side(str(path), plan)
+                    side = open_side(str(path), plan, name)
                 except Exception as error:  # a plan that the rules refuse
                     print(f"refused {kind} {' '.join(plan)} {error}", flush=True)
                     continue
