@@ -154,7 +154,7 @@ class _TrainingRun:
         self._order = OrderCheck(job, place, parts)
         self._replicas = ReplicaCheck(job, place, parts, self._newest_checkpoint)
         self._measure = Measure(job, place, parts, start.step)
-        traced = job.mode == TrainMode(trace=True)
+        traced = isinstance(job.mode, TrainMode) and job.mode.trace
         self._trace = StepTrace(job, place, parts, start.step, run_dir) if traced else None
         self._observer: Observer | None = None
         self._recorder: TensorRecorder | None = None

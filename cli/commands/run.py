@@ -251,8 +251,9 @@ def _report_outcome(
         show_failure(outcome)
     if report and ready.program.mode == TrainMode(profile=True):
         show_report(report)
-    if report and ready.program.mode == TrainMode(trace=True):
-        print(plain_lines(write_trace(ready.compiled.graph, ready.compiled.plan, folder)))
+    mode = ready.program.mode
+    if report and isinstance(mode, TrainMode) and mode.trace:
+        print(plain_lines(write_trace(ready.compiled.graph, ready.compiled.plan, folder, mode.traced)))
     failure = outcome.failure
     # The command that resumes would be the one that has just been refused.
     is_refused = failure is not None and failure.step == 0 and ready.program.checkpoint.resume != "none"

@@ -70,6 +70,7 @@ class LaunchContext:
 
 
 ALONE = LaunchContext()
+MOST_TRACED = 16  # ranks that a trace records: each is some MiB, and a browser opens the file
 
 
 def prepare(
@@ -108,8 +109,24 @@ def check_batches(ready: Ready, report: Report, answers: dict[str, ChildAnswer] 
 
 def place_ranks(loaded: LoadResult, compiled: Compiled, mode: Mode) -> Ready:
     """Returns a planned job with the program and the places of its ranks."""
+    places = compiled.places()
+    if isinstance(mode, TrainMode) and mode.trace:
+        mode = dataclasses.replace(mode, traced=traced_ranks(places))
     program = dataclasses.replace(compiled.program(), mode=mode)
-    return Ready(loaded=loaded, compiled=compiled, program=program, places=compiled.places())
+    return Ready(loaded=loaded, compiled=compiled, program=program, places=places)
+
+
+def traced_ranks(places: Sequence[RankPlace]) -> tuple[int, ...]:
+    """Returns the ranks that a trace records, at most `MOST_TRACED`: those of the first data replica before others, and
+    of these the first of each pipeline coordinate. () stands for all.
+    """
+    if len(places) <= MOST_TRACED:
+        return ()
+
+    def order(place: RankPlace) -> tuple[int, ...]:
+        return tuple(place.coordinates.get(axis, 0) for axis in ("data", "context", "tensor", "pipeline"))
+
+    return tuple(sorted(place.rank for place in sorted(places, key=order)[:MOST_TRACED]))
 
 
 def detect_launcher(

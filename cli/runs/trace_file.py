@@ -14,7 +14,8 @@ Contract: collectives have names of actions if those of one kind in a step have 
 plan's actions of that kind. A collective is the first of these that has as many bytes, else the first one in the order
 of the plan. Otherwise a collective has the name of its kind.
 
-Limits: of hosts that share no folder only the ranks of this one are in the trace; the others are named.
+Limits: of a large world only some ranks are recorded (cli/jobs/prepare_run.py). Of hosts that share no folder only the
+ranks of this one are in the trace; the others are named.
 """
 
 from __future__ import annotations
@@ -57,10 +58,12 @@ class _Slice:
     about: Mapping[str, object]
 
 
-def write_trace(plan: PlanGraph, view: PlanView, folder: str) -> str:
-    """Writes the trace of a run, and returns what to tell of it."""
-    logs = os.path.join(folder, "logs")
-    clocks = {rank: clock for rank in range(view.world_size) if (clock := _read_clock(logs, rank)) is not None}
+def write_trace(plan: PlanGraph, view: PlanView, folder: str, traced: Sequence[int] = ()) -> str:
+    """Writes the trace of a run, and returns what to tell of it. `traced` are the ranks that were recorded; () for
+    all.
+    """
+    logs, ranks = os.path.join(folder, "logs"), traced or range(view.world_size)
+    clocks = {rank: clock for rank in ranks if (clock := _read_clock(logs, rank)) is not None}
     if not clocks:
         return "no trace: the training ended before the steps that are recorded"
     offsets = clock_offsets(clocks)
@@ -85,7 +88,12 @@ def write_trace(plan: PlanGraph, view: PlanView, folder: str) -> str:
         file.write("\n]}\n")
     count = plural(len(clocks) - len(unread), "rank")
     lines = [f"{path} has {count}: open it in https://ui.perfetto.dev", *unread]
-    if missing := [str(rank) for rank in range(view.world_size) if rank not in clocks]:
+    if traced:
+        lines.append(
+            f"of {view.world_size:,} ranks {len(traced)} are recorded, those of one replica first, so that the file "
+            f"stays small: ranks {shorten_list(list(map(str, traced)), 8)}"
+        )
+    if missing := [str(rank) for rank in ranks if rank not in clocks]:
         lines.append(f"it lacks {shorten_list(missing, 8)}: the recordings of other hosts are in their folders")
     if known_times(view) is None:
         lines.append("it has no predicted lane, as the time of a step is unknown: `dslc calibrate JOB` measures it")

@@ -190,9 +190,8 @@ class PlateauStep(Record):
 class LearningRateStep(Record):
     """The factor on `lr` for each step of `steps`; runtime/loop/learning_rate.py has the formulas. Times are in steps.
 
-    `python` is a user's own function of (step, steps), which takes the place of all others. `plateau` multiplies the
-    rate by `factor` now and then, down to `floor`. `begin` is the factor of the first step of a warm-up; None:
-    `1 / warmup`.
+    `python` is a user's function of (step, steps), which takes the place of all others. `plateau` multiplies the rate
+    by `factor` now and then, down to `floor`. `begin` is the factor of a warm-up's first step; None: `1 / warmup`.
     """
 
     kind: Literal[
@@ -480,6 +479,7 @@ class TrainMode(Record):
 
     profile: bool = False
     trace: bool = False
+    traced: tuple[int, ...] = ()  # the ranks that a trace records; () for all
 
 
 @record

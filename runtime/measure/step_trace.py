@@ -12,9 +12,10 @@ Contract: a rank leaves `logs/rank-N.trace.json` and `logs/rank-N.clock.json`. O
 `logs/rank-N.memory.pickle`, the allocator's history of the same steps, which https://pytorch.org/memory_viz draws. A
 training without a trace has no recorder.
 
-Limits: the first steps are not recorded, as long as `STEPS` come after them. A `train.step` of the user's and an
-optimizer with a closure have no ranges of passes. Where the whole network is compiled, the forward pass of a later
-micro-batch is part of the range of the backward pass before it.
+Limits: in a large world only the ranks that the program names are recorded. The first steps are not recorded, as long
+as `STEPS` come after them. A `train.step` of the user's and an optimizer with a closure have no ranges of passes. Where
+the whole network is compiled, the forward pass of a later micro-batch is part of the range of the backward pass before
+it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from dslc.compiler.facts.untrusted_files import replacing
-from dslc.compiler.ir.program import JobProgram, RankPlace
+from dslc.compiler.ir.program import JobProgram, RankPlace, TrainMode
 from dslc.compiler.trace.private_torch import dump_memory_snapshot, record_memory_history
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.process.records import LOGGED_VALUES, TRACE_MARK, naming
@@ -85,6 +86,8 @@ class StepTrace:
     ) -> None:
         self._job, self._place, self._device, self._step = job, place, parts.device, steps_before
         self._path = os.path.join(run_dir, "logs", f"rank-{place.rank}")
+        traced = job.mode.traced if isinstance(job.mode, TrainMode) else ()
+        self._is_recorded = not traced or place.rank in traced
         self._first = first_traced_step(steps_before, job.steps)
         self._ranges = _Ranges()
         self._profile: profile | None = None
@@ -170,7 +173,10 @@ class StepTrace:
     # ----------------------------------------------------------------------------------------------------- private
 
     def _start(self) -> None:
-        facts = {"machine": _machine(), "readings": self._read_clock()}
+        readings = self._read_clock()  # all ranks take part
+        if not self._is_recorded:
+            return
+        facts = {"machine": _machine(), "readings": readings}
         with naming(f"{self._path}.clock.json"), replacing(f"{self._path}.clock.json") as file:
             json.dump(facts, file)
         activities = [ProfilerActivity.CPU]

@@ -13,10 +13,14 @@ from typing import Any
 import pytest
 from helpers import made_plans
 from helpers.commands import dslc
+from helpers.launcher import Launcher
 from helpers.paths import EXAMPLES
-from helpers.planning import compiled
+from helpers.planning import JOBS, compiled
+from helpers.trained import ready
 
+from dslc.compiler.ir.program import TrainMode
 from dslc.compiler.ir.records import StageTime, StepEnd
+from dslc.jobs.prepare_run import MOST_TRACED, traced_ranks
 from dslc.main import main
 from dslc.runs.trace_file import NAME, ClockReadings, clock_offsets, write_trace
 from dslc.runtime.measure.step_trace import STEPS, first_traced_step
@@ -157,6 +161,37 @@ def test_no_trace_without_a_recording(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     assert "no trace" in write_trace(plan.graph, plan.plan, str(tmp_path))
     assert not (tmp_path / NAME).exists()
+
+
+def test_of_a_large_world_one_replica_is_recorded_first(tmp_path: Path) -> None:
+    plan = compiled(
+        JOBS / "pipeline.plt",
+        "parallelism.pipeline=4",
+        "parallelism.data=16",
+        "devices.cpus=64",
+        "data.batch=256",
+    )
+    places = plan.places()
+    traced = traced_ranks(places)
+    by_rank = {place.rank: place.coordinates for place in places}
+    assert len(traced) == MOST_TRACED and {by_rank[rank]["data"] for rank in traced} == {0, 1, 2, 3}
+    assert all({by_rank[r]["pipeline"] for r in traced if by_rank[r]["data"] == n} == {0, 1, 2, 3} for n in range(4))
+    assert traced_ranks(places[:MOST_TRACED]) == ()
+    recording(tmp_path, 0, "a", 0, {"dslc: step 5": (100.0, 250.0)})
+    said = write_trace(plan.graph, plan.plan, str(tmp_path), traced)
+    assert "of 64 ranks 16 are recorded, those of one replica first, so that the file stays small: ranks 0, 1" in said
+    assert "it lacks 1, 2, 3, 16" in said, "ranks that were to be recorded"
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_not_recorded_leaves_nothing(launcher: Launcher, tmp_path: Path) -> None:
+    made = ready(EXAMPLES / "digits.plt", "train.epochs=none", "train.steps=8", "evaluate.every=none")
+    program = replace(made.program, mode=TrainMode(trace=True, traced=(1,)))
+    outcome, shown = launcher.launch(program, made.places, tmp_path)
+    assert outcome.is_complete, shown
+    names = {path.name for path in (tmp_path / "logs").glob("rank-*.*.json")}
+    assert names == {"rank-1.clock.json", "rank-1.trace.json"}
+    assert "has 1 rank:" in write_trace(made.compiled.graph, made.compiled.plan, str(tmp_path), (1,))
 
 
 def test_trace_is_no_value_that_takes_the_job(capsys: pytest.CaptureFixture[str]) -> None:
