@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, replace
 from functools import cached_property
 
 from dslc.compiler.cost.account import account
@@ -14,6 +14,7 @@ from dslc.compiler.operations.moments import StepOperation, traffic
 from dslc.compiler.operations.step import operations
 from dslc.compiler.placement.cross_sample_losses import makes_outputs_ahead
 from dslc.compiler.placement.sharding import recomputed
+from dslc.compiler.placement.shares import largest
 from dslc.compiler.placement.staging import Staging
 from dslc.dsl.record import Record, record
 
@@ -31,6 +32,14 @@ class RankCost(Record):
     @cached_property
     def memory(self) -> MemoryNode:
         return account(self.staging, self.pipeline, self.sizes)
+
+    def memory_of_share(self, samples: int) -> MemoryNode:
+        """Returns the memory of ranks that take fewer samples of a batch than the largest share has."""
+        staging = self.staging
+        microbatch = largest(samples, staging.layout.microbatches)
+        workload = replace(staging.workload, share=samples, microbatch=microbatch)
+        smaller = replace(staging, workload=workload)
+        return account(smaller, self.pipeline, LayerSizes(smaller))
 
     @cached_property
     def operations(self) -> tuple[StepOperation, ...]:

@@ -214,7 +214,16 @@ def _costs(analysis: Analysis) -> tuple[object, ...]:
     held: Sequence[int] = ()
     if pipeline is not None:
         held = microbatches_in_flight(pipeline.schedule) if pipeline.schedule else (1,)
-    return tuple((cost.memory, cost.flops) for cost in analysis.costs), held
+    smaller = sorted({share for share in analysis.workload.shares if share < analysis.workload.share}, reverse=True)
+    shares = () if analysis.workload.measured else smaller
+    return tuple(
+        (
+            cost.memory,
+            cost.flops,
+            tuple(records.ShareMemory(samples=share, memory=cost.memory_of_share(share)) for share in shares),
+        )
+        for cost in analysis.costs
+    ), held
 
 
 def _estimate(analysis: Analysis) -> tuple[records.Estimate | None]:

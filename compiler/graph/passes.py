@@ -84,12 +84,16 @@ def deal_samples(plan: PlanGraph, batches: records.Batches) -> None:
             plan.relate(name, enters[0] if enters else "process 0", records.PlacementEdge())
 
 
-def account(plan: PlanGraph, costs: Sequence[tuple[MemoryNode, int]], held: Sequence[int]) -> None:
+def account(
+    plan: PlanGraph,
+    costs: Sequence[tuple[MemoryNode, int, tuple[records.ShareMemory, ...]]],
+    held: Sequence[int],
+) -> None:
     """Adds bytes by kind and FLOPs to each process, and to each stage the micro-batches that it holds."""
     for index, count in enumerate(held):
         plan.change(f"stage {index}", held=count)
-    for p, (memory, flops) in enumerate(costs):
-        plan.change(f"process {p}", memory=memory, flops=flops)
+    for p, (memory, flops, share_memory) in enumerate(costs):
+        plan.change(f"process {p}", memory=memory, flops=flops, share_memory=share_memory)
 
 
 def estimate_step(plan: PlanGraph, estimate: records.Estimate | None) -> None:

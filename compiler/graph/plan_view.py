@@ -116,6 +116,7 @@ def _ranks(plan: PlanGraph) -> tuple[RankNode, ...]:
             memory=process.memory,
             traffic=process.traffic,
             flops=process.flops,
+            share_memory=process.share_memory,
         )
         for name, process in plan.of_kind(records.Process)
         if process.memory is not None

@@ -13,7 +13,7 @@ from typing import Any
 from dslc.compiler.ir.actions import TrafficNode
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.memory import MemoryNode
-from dslc.compiler.ir.records import DataNode, Estimate, Layer, Schedule, TrainingNode
+from dslc.compiler.ir.records import DataNode, Estimate, Layer, Schedule, ShareMemory, TrainingNode
 from dslc.dsl.record import Record, record
 
 
@@ -71,6 +71,7 @@ class RankNode(Record):
     memory: MemoryNode
     traffic: tuple[TrafficNode, ...]
     flops: int  # of one step
+    share_memory: tuple[ShareMemory, ...] = ()  # of shares of a batch that are smaller than the largest
 
 
 @record

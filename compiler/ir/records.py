@@ -78,10 +78,18 @@ class Devices(Record):
 
 
 @record
+class ShareMemory(Record):
+    """The memory of ranks whose share of a full batch is `samples`."""
+
+    samples: int
+    memory: MemoryNode
+
+
+@record
 class Process(Record):
     """Ranks `first` to `last`, which do the same, at one pipeline coordinate; their exchanges and floating point
-    operations in a step, and their memory at the peak. Under ZeRO-1, `dealt` are the numbers that each data rank
-    updates.
+    operations in a step, and their memory at the peak. Where shares of a batch differ, these are of the largest, and
+    `share_memory` is of each smaller one. Under ZeRO-1, `dealt` are the numbers that each data rank updates.
     """
 
     index: int
@@ -92,6 +100,7 @@ class Process(Record):
     memory: MemoryNode | None = None
     dealt: tuple[int, ...] = ()
     flops: int = 0
+    share_memory: tuple[ShareMemory, ...] = ()
 
 
 @record

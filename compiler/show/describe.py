@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from dslc.compiler.ir.actions import Payload, TrafficNode, handed_in
+from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.number_text import count_text, percent_text
 from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode
 from dslc.compiler.ir.records import Layer, ShareNode, source_text
@@ -98,6 +99,40 @@ def _scheduled_action(text: str) -> ScheduledAction | None:
 def class_of(plan: PlanView, rank: int) -> RankNode | None:
     """Returns the node of the ranks like this one; None if the network is unknown."""
     return next((node for node in plan.ranks if node.first <= rank <= node.last), None)
+
+
+def memory_of(plan: PlanView, node: RankNode, rank: int) -> MemoryNode:
+    """Returns the memory of a rank of `node`, by the samples that it takes of a batch."""
+    of_share = {each.samples: each.memory for each in node.share_memory}
+    data_rank = coordinates(plan, rank).get("data", 0)
+    samples = (part.samples for part in plan.data.shares if 0 <= data_rank - part.first_rank < part.ranks)
+    return of_share.get(next(samples, 0), node.memory)
+
+
+def memory_groups(plan: PlanView) -> list[tuple[str, MemoryNode]]:
+    """Returns the ranks that hold the same, as `0–3` or `0, 2`, and their memory."""
+    groups: list[tuple[str, MemoryNode]] = []
+    for node in plan.ranks:
+        if not node.share_memory:
+            groups.append((span_text(node.first, node.last), node.memory))
+            continue
+        ranks: dict[MemoryNode, list[int]] = {}
+        for rank in range(node.first, node.last + 1):
+            ranks.setdefault(memory_of(plan, node, rank), []).append(rank)
+        groups += [(_spans_text(members), memory) for memory, members in ranks.items()]
+    return groups
+
+
+def _spans_text(ranks: Sequence[int]) -> str:
+    """Formats ranks in order: `0–3, 8–11`; of many spans the first."""
+    spans: list[list[int]] = []
+    for rank in ranks:
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    texts = [span_text(*span) for span in spans]
+    return ", ".join(texts if len(texts) <= MOST_SHARES else [*texts[:MOST_SHARES], "…"])
 
 
 def mesh_text(plan: PlanView, omitted_axis: str = "") -> str:
@@ -274,7 +309,7 @@ def share_rows(plan: PlanView, ranks: int) -> list[tuple[str, str]]:
     if len(data.shares) > 1:
         sizes = [f"{s.ranks} x {s.samples}" if s.ranks > 1 else str(s.samples) for s in data.shares[:MOST_SHARES]]
         sizes += ["…"] if len(data.shares) > MOST_SHARES else []
-        shares_text = f"{' + '.join(sizes)}; memory, work, time and traffic of passes are of the largest"
+        shares_text = f"{' + '.join(sizes)}; work, time and traffic of passes are of the largest"
     if data.most_share:
         shares_text = f"measured when the run begins, up to {plural(data.most_share, 'sample')} of a rank"
     passes = f"{data.microbatches * data.microbatch} = {data.microbatches} x {data.microbatch}"

@@ -35,6 +35,8 @@ from dslc.compiler.show.describe import (
     limit_of,
     link_text,
     members,
+    memory_groups,
+    memory_of,
     mesh_text,
     number_text,
     of_all_dtypes,
@@ -356,12 +358,12 @@ def _memory(plan: PlanView) -> list[str]:
     kinds = [kind for kind in KINDS if any(getattr(node.memory, kind) for node in plan.ranks)]
     rows = [
         (
-            span_text(node.first, node.last),
-            *(byte_text(getattr(node.memory, kind)) for kind in kinds),
-            byte_text(node.memory.peak),
-            _of_limit(plan, node.memory.peak),
+            ranks,
+            *(byte_text(getattr(memory, kind)) for kind in kinds),
+            byte_text(memory.peak),
+            _of_limit(plan, memory.peak),
         )
-        for node in plan.ranks
+        for ranks, memory in memory_groups(plan)
     ]
     right_columns = range(1, len(kinds) + 3)
     lines = table(rows, right_columns=right_columns, head=("ranks", *kinds, "peak", ""), limit=MOST_CLASSES)
@@ -568,9 +570,10 @@ def _rank_memory(plan: PlanView, rank: int) -> list[str]:
     node = class_of(plan, rank)
     if node is None:
         return [f"{UNKNOWN}: {_why(plan)}"]
-    rows = [(kind, byte_text(getattr(node.memory, kind))) for kind in KINDS if getattr(node.memory, kind)]
-    rows.append(("peak", byte_text(node.memory.peak), _of_limit(plan, node.memory.peak)))  # type: ignore[arg-type]
-    return [*table(rows, right_columns=(1,)), *_peak(node.memory)]
+    memory = memory_of(plan, node, rank)
+    rows = [(kind, byte_text(getattr(memory, kind))) for kind in KINDS if getattr(memory, kind)]
+    rows.append(("peak", byte_text(memory.peak), _of_limit(plan, memory.peak)))  # type: ignore[arg-type]
+    return [*table(rows, right_columns=(1,)), *_peak(memory)]
 
 
 def _rank_traffic(plan: PlanView, rank: int) -> list[str]:

@@ -20,6 +20,7 @@ from dslc.compiler.show.describe import (
     exchange_time,
     exchanged,
     groups_text,
+    memory_of,
     reach,
     span_text,
 )
@@ -171,7 +172,8 @@ class Grid:
         canvas.write(f"{name} device", x + 62, y + 5, BOX - 69, device_text, size=9, align="r", ink=FAINT)
         lines = [*self._coordinate_lines(rank), *stage_lines(plan, node, 2)]
         canvas.write(f"{name} holds", x + 7, y + 20, BOX - 12, "\n".join(lines), size=9.5)
-        memory_bar(canvas, plan, name, x + 8, y + self.device - 30, BOX - 16, node)
+        memory = memory_of(plan, node, rank) if node else None
+        memory_bar(canvas, plan, name, x + 8, y + self.device - 30, BOX - 16, memory)
 
     def _coordinate_lines(self, rank: int) -> list[str]:
         """Formats the rank's place in the mesh; all four axes take two lines."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from dslc.compiler.ir.memory import KINDS
+from dslc.compiler.ir.memory import KINDS, MemoryNode
 from dslc.compiler.ir.number_text import byte_text, count_text, percent_text, time_text
-from dslc.compiler.ir.plan import PlanView, RankNode
+from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.show.canvas import AXIS_COLOURS, FAINT, MEMORY_COLOURS, Canvas
 from dslc.compiler.show.describe import (
     WHY,
@@ -19,15 +19,16 @@ from dslc.compiler.show.describe import (
     known_text,
     link_text,
     members,
+    memory_groups,
     mesh_text,
     of_all_dtypes,
     rate_text,
-    span_text,
 )
 from dslc.dsl.words import plural
 
 HEADING = 62  # height of a heading
 CLASSES = 6  # columns of the table of memory
+_HEAD_LETTERS = 11  # of the ranks in the head of a column
 COLUMNS = (("axis", 114), ("operation", 152), ("what", 164), ("count", 46), ("bytes", 66))  # of the table of traffic
 TRAFFIC_WIDTH = 20 + sum(width for _, width in COLUMNS)
 
@@ -61,33 +62,43 @@ def heading(canvas: Canvas, plan: PlanView, width: float) -> None:
 def memory_table(canvas: Canvas, plan: PlanView, x: float, y: float) -> tuple[float, float]:
     """Draws bytes by kind and ranks, with the colours of the kinds; returns its width and height."""
     kinds = [kind for kind in KINDS if any(getattr(node.memory, kind) for node in plan.ranks)]
-    nodes = _some(plan.ranks)
+    columns = _some(_memory_columns(plan))
     canvas.write("memory", x, y, 200, "Memory of a rank, at its peak", size=11, bold=True)
-    for column, node in enumerate(nodes):
+    for column, (head, _) in enumerate(columns):
         left = x + 104 + 78 * column
-        text = _column_head(plan, node) if node else "…"
-        canvas.write(f"memory {column}", left, y + 17, 76, text, size=9, align="r", ink=FAINT)
+        canvas.write(f"memory {column}", left, y + 17, 76, head, size=9, align="r", ink=FAINT)
     for row, kind in enumerate([*kinds, "peak"]):
         top = y + 31 + 14 * row
         if kind != "peak":
             canvas.box(f"memory {kind}", x + 4, top + 1, 9, 9, fill=MEMORY_COLOURS[kind], line="none")
         canvas.write(f"memory {kind} name", x + 18, top, 86, kind, size=9.5, bold=kind == "peak")
-        for column, node in enumerate(nodes):
-            text = byte_text(getattr(node.memory, kind)) if node else "…"
+        for column, (_, memory) in enumerate(columns):
+            text = byte_text(getattr(memory, kind)) if memory else "…"
             left = x + 104 + 78 * column
             canvas.write(f"memory {kind} {column}", left, top, 76, text, size=9.5, align="r", bold=kind == "peak")
-    return 104 + 78 * max(2, len(nodes)), 31 + 14 * (len(kinds) + 1)
+    return 104 + 78 * max(2, len(columns)), 31 + 14 * (len(kinds) + 1)
 
 
-def _column_head(plan: PlanView, node: RankNode) -> str:
+_Column = tuple[str, MemoryNode | None]
+
+
+def _memory_columns(plan: PlanView) -> list[_Column]:
+    """Returns the heads of the columns, and the memory below them: in a large world of the largest share alone."""
     if plan.world_size > 100 and len(plan.ranks) > 1:
-        return f"pipeline {node.pipeline}"
-    return f"rank{'s' if node.first != node.last else ''} {span_text(node.first, node.last)}"
+        return [(f"pipeline {node.pipeline}", node.memory) for node in plan.ranks]
+    return [(_ranks_head(ranks), memory) for ranks, memory in memory_groups(plan)]
 
 
-def _some(nodes: Sequence[RankNode]) -> list[RankNode | None]:
-    """Returns the first and the last of them, None for those between."""
-    return list(nodes) if len(nodes) <= CLASSES else [*nodes[: CLASSES - 2], None, nodes[-1]]
+def _ranks_head(ranks: str) -> str:
+    """Returns `rank 3`, or `ranks 0–3`, in the width of a column."""
+    spans = ranks.split(", ")
+    head = ", ".join([spans[0], "…"]) if len(ranks) > _HEAD_LETTERS else ranks
+    return f"rank{'' if ranks.isdigit() else 's'} {head}"
+
+
+def _some(columns: Sequence[_Column]) -> list[_Column]:
+    """Returns the first and the last of them, and an empty column for those between."""
+    return list(columns) if len(columns) <= CLASSES else [*columns[: CLASSES - 2], ("…", None), columns[-1]]
 
 
 def traffic_table(canvas: Canvas, plan: PlanView, x: float, y: float) -> tuple[float, float]:

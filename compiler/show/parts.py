@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dslc.compiler.ir.actions import TrafficNode
-from dslc.compiler.ir.memory import KINDS
+from dslc.compiler.ir.memory import KINDS, MemoryNode
 from dslc.compiler.ir.number_text import byte_text, percent_text
 from dslc.compiler.ir.plan import PlanView, RankNode
 from dslc.compiler.show.canvas import FAINT, MEMORY_COLOURS, SKY, Canvas, fitted
@@ -47,18 +47,20 @@ def exchange_lines(traffic: Sequence[TrafficNode]) -> list[str]:
     return [f"{WORDS.get(kind, kind)} {summed_text([t for t in traffic if t.operation == kind])}" for kind in kinds]
 
 
-def memory_bar(canvas: Canvas, plan: PlanView, name: str, x: float, y: float, w: float, node: RankNode | None) -> None:
+def memory_bar(
+    canvas: Canvas, plan: PlanView, name: str, x: float, y: float, w: float, memory: MemoryNode | None
+) -> None:
     """Draws the bytes of a rank by kind, relative to its limit; else to the rank that holds most."""
-    if node is None:
+    if memory is None:
         canvas.write(f"{name} memory", x, y, w, "memory unknown", size=9, ink=FAINT)
         return
     limit = limit_of(plan)
     full_bytes = limit or max(rank_node.memory.peak for rank_node in plan.ranks)
-    full_bytes = max(1, full_bytes, node.memory.peak)
-    shares = [(MEMORY_COLOURS[kind], getattr(node.memory, kind) / full_bytes) for kind in KINDS]
-    tip = ", ".join(f"{kind} {byte_text(getattr(node.memory, kind))}" for kind in KINDS)
+    full_bytes = max(1, full_bytes, memory.peak)
+    shares = [(MEMORY_COLOURS[kind], getattr(memory, kind) / full_bytes) for kind in KINDS]
+    tip = ", ".join(f"{kind} {byte_text(getattr(memory, kind))}" for kind in KINDS)
     canvas.bar(f"{name} bar", x, y, w, 9, shares, tip)
-    peak = node.memory.peak
+    peak = memory.peak
     text = (
         f"{byte_text(peak)} of {byte_text(limit)}, {percent_text(peak / limit)}"
         if limit

@@ -112,7 +112,8 @@ class Folded:
         mesh_label = mesh_text(plan, omitted_axis="pipeline")
         lines = [(f"pipeline {p}: " if self.count > 1 else "") + mesh_label, *stage_lines(plan, node, 3)]
         canvas.write(f"{name} holds", 9, y + 23, self.WIDE - 18, "\n".join(lines), size=10)
-        memory_bar(canvas, plan, name, 10, y + self.high - 31, self.WIDE - 20, node)
+        memory = node.memory if node else None  # of the largest share
+        memory_bar(canvas, plan, name, 10, y + self.high - 31, self.WIDE - 20, memory)
         self._chip_boxes(name, node, y)
         return name
 

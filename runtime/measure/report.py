@@ -222,10 +222,11 @@ def _rank(run_dir: str, plan: Mapping[str, Any], job: JobProgram, rank: int) -> 
     traffic = planned and [entry for entry in planned["traffic"] if _in_step(entry, recorded[0] if recorded else 0)]
     if traffic and job.data.shares:
         traffic = [_of_share(entry, plan, job, rank) for entry in traffic]
+    share_memory = planned and _memory_of_share(planned, _share(plan, job, rank))
     return {
         "rank": rank,
         "memory": {
-            "predicted": _planned_memory(planned["memory"], measurements["memory"]) if planned else None,
+            "predicted": _planned_memory(share_memory, measurements["memory"]) if share_memory else None,
             "measured": measurements["memory"],
         },
         "process": measurements["process"],
@@ -241,9 +242,20 @@ def _of_share(traffic: Mapping[str, Any], plan: Mapping[str, Any], job: JobProgr
     """Returns planned traffic, which is of the largest share of a batch, for the share of a rank."""
     if traffic["what"] not in OF_SAMPLES:
         return traffic
+    return {**traffic, "bytes": traffic["bytes"] * _share(plan, job, rank) // max(job.data.shares)}
+
+
+def _share(plan: Mapping[str, Any], job: JobProgram, rank: int) -> int:
+    """Returns the samples that a rank takes of a batch; 0 if shares are equal."""
     (axis,) = (axis for axis in plan["axes"] if axis["name"] == "data")
-    share = job.data.shares[rank // axis["stride"] % axis["size"]]
-    return {**traffic, "bytes": traffic["bytes"] * share // max(job.data.shares)}
+    return job.data.shares[rank // axis["stride"] % axis["size"]] if job.data.shares else 0
+
+
+def _memory_of_share(planned: Mapping[str, Any], samples: int) -> Mapping[str, Any]:
+    """Returns the planned memory of a rank: the largest share's, unless its own share is smaller."""
+    smaller: Iterable[Mapping[str, Any]] = planned.get("share_memory", ())
+    found: Mapping[str, Any] | None = next((each["memory"] for each in smaller if each["samples"] == samples), None)
+    return found or planned["memory"]
 
 
 def _in_step(traffic: Mapping[str, Any], step: int) -> bool:

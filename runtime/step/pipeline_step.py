@@ -18,6 +18,7 @@ from torch import Tensor
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.trace.structures import named as named_leaves
 from dslc.runtime.data.batches import StepBatch
+from dslc.runtime.data.sampler import share_of
 from dslc.runtime.model.errors import LossError
 from dslc.runtime.model.tensor_names import named_tensors
 from dslc.runtime.parallel.context_parallel import piece_of
@@ -63,7 +64,8 @@ def stepper(
         agreed()
         return scaler.scale(share_of_mean(summed, engine.scale, number))
 
-    samples = job.data.batch // (place.data_ranks * job.microbatches)
+    start, stop = share_of(job.data, place, job.data.batch)
+    samples = (stop - start) // job.microbatches
     draws = SampleDraws(job, place)
     schedule = ScheduleRun(axis, samples, job.microbatches, loss)
 

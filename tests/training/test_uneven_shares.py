@@ -140,7 +140,7 @@ log { every = 1 step }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("axis", ["tensor", "context"])
+@pytest.mark.parametrize("axis", ["tensor", "context", "pipeline"])
 def test_ranks_of_another_axis_have_one_share(launcher: Launcher, tmp_path: Path, axis: str) -> None:
     """What each of them sends in a step is in proportion to it."""
     settings = (f"parallelism.{axis}=2", "parallelism.data_shares=[2, 1]", "parallelism.microbatches=2")

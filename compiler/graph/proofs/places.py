@@ -172,7 +172,21 @@ def memory(view: View) -> str:
                 return (
                     f"{name} has {parameter_bytes} bytes of parameters, and {process.memory.parameters} by the account"
                 )
+            fault = _share_memory(view, process, process.memory.peak)
+            if fault:
+                return f"{name} {fault}"
     return ""
+
+
+def _share_memory(view: View, process: Process, peak: int) -> str:
+    """Checks that each smaller share has its memory, which is at most that of the largest."""
+    batches = view.plan.one(Batches)
+    sizes = {share.samples for _, share in view.plan.of_kind(Share) if share.batch == "full"}
+    smaller = sizes - {max(sizes, default=0)} if batches.weights and not batches.most_share else set()
+    if {each.samples for each in process.share_memory} != smaller:
+        return f"has memory of the shares {[each.samples for each in process.share_memory]}, not of {sorted(smaller)}"
+    largest_memory = max((each.memory.peak for each in process.share_memory), default=0)
+    return f"holds {largest_memory} bytes for a smaller share, over {peak}" if largest_memory > peak else ""
 
 
 def _offloaded(plan: PlanGraph) -> tuple[str, ...]:

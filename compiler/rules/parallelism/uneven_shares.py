@@ -57,13 +57,11 @@ def _needs_equal_shares(
         if job.parallelism.zero > 1:
             why = "each rank measures with the whole model; `data_shares = […]` goes with it"
             yield f"`zero = {job.parallelism.zero}`", job.parallelism.value_span("zero"), why
-        for axis in ("tensor", "context"):
+        for axis in ("pipeline", "tensor", "context"):
             if layout.sizes[axis] > 1:
                 yield f"the {axis} axis", job.parallelism.value_span(axis), "each rank measures with the whole model"
         if workload is not None and workload.stream is not None:
             yield "a stream", job.data.value_span("source"), "its samples come once, and measuring would take some"
-    if layout.sizes["pipeline"] > 1:
-        yield "the pipeline axis", job.parallelism.value_span("pipeline"), "its messages have one shape on all ranks"
 
 
 def _note_rounding(workload: Workload, microbatches: int, span: Span | None) -> Iterator[Diagnostic]:

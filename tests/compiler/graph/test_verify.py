@@ -27,6 +27,7 @@ from dslc.compiler.graph.stored import plan_hash, restore, store
 from dslc.compiler.graph.verify import Unsound, verify
 from dslc.compiler.ir.records import PlacementEdge, Process, Stage, Weights
 from dslc.compiler.placement.schedules import NAMES
+from dslc.compiler.show.describe import memory_groups, memory_of
 
 SOUND = ("pipeline.plt", "uneven.plt")
 
@@ -260,6 +261,30 @@ def test_memory_over_the_limit() -> None:
 
     verify(job.graph)
     assert refused(job, change).startswith("memory: ") and "process 1 holds" in refused(job, change)
+
+
+def test_memory_of_smaller_shares() -> None:
+    """The ranks of a share hold as much as in a job whose equal shares have its size."""
+    settings = ("parallelism.microbatches=2", "data.batch=12")
+    job = compiled(JOBS / "pipeline.plt", *settings, "parallelism.data_shares=[2, 1]")
+    equal = compiled(JOBS / "pipeline.plt", *settings, "data.batch=8")
+    for node, other in zip(job.plan.ranks, equal.plan.ranks, strict=True):
+        assert [memory_of(job.plan, node, rank) == other.memory for rank in (node.first, node.last)] == [False, True]
+        assert node.memory.peak > other.memory.peak
+    assert [ranks for ranks, _ in memory_groups(job.plan)] == ["0", "1", "2", "3"]
+
+    def forget(plan: PlanGraph) -> None:
+        plan.change("process 1", share_memory=())
+
+    def grow(plan: PlanGraph) -> None:
+        process = plan.node_record("process 1", Process)
+        (smaller,) = process.share_memory
+        assert process.memory is not None
+        memory = replace(smaller.memory, activations=process.memory.peak)
+        plan.change("process 1", share_memory=(replace(smaller, memory=memory),))
+
+    assert "process 1 has memory of the shares [], not of [4]" in refused(job, forget)
+    assert "bytes for a smaller share, over" in refused(job, grow)
 
 
 # ----------------------------------------------------------------------------------------------------- the plan's bytes

@@ -84,6 +84,14 @@ def test_every_entry_of_an_uneven_batch_is_shown_once() -> None:
     assert entries_of(shares, 5) is None
 
 
+def test_ranks_with_smaller_shares_hold_less() -> None:
+    plan = compiled(JOBS / "uneven.plt", "parallelism.data_shares=[9, 1, 1]").plan
+    rows = [line.split()[:2] for line in section(explain(plan), "Memory of a rank, at its peak")]
+    assert [row[0] for row in rows[1:3]] == ["0", "1–2"]
+    peaks = [section(explain_rank(plan, rank), "Memory, at its peak") for rank in range(3)]
+    assert peaks[0] != peaks[1] == peaks[2]
+
+
 def test_a_rank_says_what_it_gets() -> None:
     plan = made_plans.digits()
     assert section(explain_rank(plan, 1), "Samples")[:2] == [
