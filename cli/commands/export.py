@@ -74,7 +74,11 @@ def _export(analysis: Analysis, selected: SelectedWeights, output: str, argument
     adapter, facts = adapter_step(job.model.adapter), analysis.facts.model
     adapter_weights: Adapted | None = None
     if adapter is not None:
-        adapter_weights = Adapted(step=adapter, transposed=frozenset(facts.transposed) if facts else None)
+        adapter_weights = Adapted(
+            step=adapter,
+            transposed=frozenset(facts.transposed) if facts else None,
+            quantized={weight.name: weight for weight in facts.quantized} if facts else {},
+        )
     step: TransformersStep | None = None
     if isinstance(network, TransformersNetwork):
         step = locate_paths(transformers_step(job, network, analysis.source), job.folder)
@@ -85,6 +89,8 @@ def _export(analysis: Analysis, selected: SelectedWeights, output: str, argument
     card = model_card(job.name, selected, task=task, start=start, library=library)
     model_folder = os.path.join(step.folder, os.path.expanduser(step.name)) if step else ""
     companions = CompanionFiles(folders=(start, model_folder), card=card)
+    if job.model.start is not None and job.model.start.quantize is not None and facts is None:
+        raise CommandFailedError("the forms of weights in 4 or 8 bits are known only where the data can be read")
     try:
         if output.endswith(_FILES):
             ties = {base_name(a): base_name(b) for a, b in ties.items()}

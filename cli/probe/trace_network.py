@@ -20,7 +20,7 @@ from dslc.compiler.ir.facts import SourceFacts, TensorEntry
 from dslc.compiler.ir.module_facts import ModelFacts, SeamFacts
 from dslc.compiler.ir.network_facts import NetworkFacts
 from dslc.compiler.ir.program import TensorParallelStep, TransformersStep
-from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.ir.tensors import QuantizedWeight, TensorFact
 from dslc.compiler.model.opaque import opaque
 from dslc.compiler.placement.sharding import low_copy, low_precision, splits_backward, units
 from dslc.compiler.rules.model.adapters import targets_any
@@ -70,6 +70,10 @@ def trace_network(trial: Trial) -> Findings[Trial | None]:
         return None
     if job.model.adapter is not None and importlib.util.find_spec("peft") is None:
         yield missing_library("peft", job.model.adapter.span)
+        return None
+    start = job.model.start
+    if start is not None and start.quantize is not None and importlib.util.find_spec("torchao") is None:
+        yield missing_library("torchao", start.value_span("quantize"))
         return None
     model, sound = yield from judge(
         _traced_model(trial, network) if isinstance(network, PythonNetwork) else _traced_transformers(trial, network)
@@ -166,7 +170,8 @@ def _trace_module(trial: Trial, construct: Callable[[], UserValue], real: RealBa
         ask=_with_read_hook,
         **_axes(job),
     )
-    facts = replace(facts, transposed=_transposed(modules[0])) if job.model.adapter is not None else facts
+    if job.model.adapter is not None:
+        facts = replace(facts, transposed=_transposed(modules[0]), quantized=_quantized(job, modules[0]))
     facts = replace(
         facts, network=try_network(trial, construct, facts, real.batch, undone(modules[-1], evaluation_modules))
     )
@@ -312,6 +317,7 @@ def _cache_key(trial: Trial, network: object) -> dict[str, object] | None:
         "gpus": job.devices.gpus is not None,
         "split": splits_backward(job),
         "adapter": to_json(replace(adapter, line="")) if adapter is not None else None,
+        "quantize": job.model.start.quantize if job.model.start is not None else None,
     }
 
 
@@ -330,11 +336,12 @@ def _of_pieces(wholes: tuple[Seam, ...], parts: tuple[Seam, ...], pieces: int) -
 
 
 def _axes(job: JobSpec) -> TraceAxes:
-    parallelism = job.parallelism
+    parallelism, start = job.parallelism, job.model.start
+    is_quantized = start is not None and start.quantize is not None
     return {
         "low": low_precision(job),
         "compile": job.train.compile,
-        "tensor": parallelism.tensor,
+        "tensor": 1 if is_quantized else parallelism.tensor,  # a rule refuses the two together
         "tensor_plan": parallelism.tensor_plan,
         "context": parallelism.context,
         "frozen": job.model.freeze,
@@ -426,7 +433,8 @@ _MOST = 2_000  # names that a child tells
 
 def _with_adapter(trial: Trial, construct: Callable[[], UserValue]) -> Callable[[], UserValue]:
     """Returns a function that makes the module of `construct` with the job's adapter."""
-    step = trial.steps.adapter
+    step, start = trial.steps.adapter, trial.job.model.start
+    kind = start.quantize if start is not None else None
     if step is None:
         return construct
 
@@ -438,7 +446,12 @@ def _with_adapter(trial: Trial, construct: Callable[[], UserValue]) -> Callable[
         module = construct()
         if not isinstance(module, nn.Module):
             return module
-        return add(module, replace(step, line=""), trial.job.train.seed)  # the job's line is in the message
+        adapted_module = add(module, replace(step, line=""), trial.job.train.seed)  # the job's line is in the message
+        if kind is None:
+            return adapted_module
+        from dslc.runtime.model.quantized_linear import quantizable, quantize_layers
+
+        return quantize_layers(adapted_module, quantizable(adapted_module, kind), initial=True)
 
     return adapted
 
@@ -458,20 +471,41 @@ def _transposed(module: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, is_transposed in targets_of(module) if is_transposed)
 
 
+def _quantized(job: JobSpec, module: nn.Module) -> tuple[QuantizedWeight, ...]:
+    """Returns the frozen weights in 4 or 8 bits."""
+    if job.model.start is None or job.model.start.quantize is None:
+        return ()
+    from dslc.runtime.model.quantized_linear import quantized_weights
+
+    return quantized_weights(module)
+
+
 def _or_fault(work: Callable[[], object]) -> object:
-    """Returns what `work` returns, or the fault of the adapter, for `_faults`."""
+    """Returns what `work` returns, or the fault of the adapter or of a weight to quantize, for `_faults`."""
     from dslc.runtime.model.adapters import AdapterError
+    from dslc.runtime.model.quantized_linear import QuantizationError
 
     try:
         return work()
+    except QuantizationError as error:
+        return {_FAULT: str(error), "argument": "quantize", "dense": []}
     except AdapterError as error:
         return {_FAULT: str(error), "argument": error.argument, "dense": list(error.dense)[:_MOST]}
 
 
 def _faults(job: JobSpec, answer: Json) -> Iterator[Diagnostic]:
-    """Yields the fault of the adapter that a child found."""
+    """Yields the fault of the adapter, or of a weight to quantize, that a child found."""
     adapter = job.model.adapter
     if not isinstance(answer, dict) or _FAULT not in answer or adapter is None:
+        return
+    if answer["argument"] == "quantize":
+        assert job.model.start is not None
+        yield Diagnostic(
+            "E0732",
+            f"the weights cannot be quantized to {job.model.start.quantize}: {answer[_FAULT]}",
+            job.model.start.value_span("quantize"),
+            help="`quantize = int8` takes a weight of any size; or leave `quantize` out",
+        )
         return
     if not answer["dense"]:
         yield Diagnostic(

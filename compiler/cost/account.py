@@ -94,7 +94,7 @@ class _Account:
         parameters_here = [q for layer in self._layers for q in layer.parameters if q.tied_to is None]
         train = [q for q in parameters_here if q.name in self._trained]
         shards = sharding.shards if sharding.engine == "fsdp" else 1
-        parameters = 4 * sum(share(q, shards) for q in parameters_here)
+        parameters = sum(q.element * share(q, shards) for q in parameters_here)
         rank, self._updated = 0, [(q, share(q, shards)) for q in parameters_here if q.name in self._used]
         if sharding.engine == "zero1":
             dealt = self._dealt()
@@ -326,7 +326,8 @@ class _Account:
             for moment in layer.backward:
                 label = f"backward pass of {self._name(n)}"
                 new_gradients = engine.backward(n, moment)
-                self._stop(label, n, new_gradients, engine.communication, activations + moment.bytes + engine.beside)
+                working = moment.bytes + moment.dequantized + engine.beside
+                self._stop(label, n, new_gradients, engine.communication, activations + working)
             if layer.again:
                 label = f"forward pass of {self._name(n)}, again"
                 self._stop(label, n, gradients, engine.communication, activations + layer.again)

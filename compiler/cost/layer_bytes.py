@@ -151,20 +151,22 @@ def _without_masks(
     work, factor, memory = _working(job, layer), samples * _scale(job), _memory(job, layer)
     shared = memory.shared if recompute.before else 0
     moments = tuple(
-        WorkingSet(int(factor * (m.bytes + shared)), m.weights, m.copies, m.made)
+        WorkingSet(int(factor * (m.bytes + shared)), m.weights, m.copies, m.made, m.dequantized)
         for m in (*work.backward, *(besides if work.backward else ()))
     )
     saved = int(samples * saved_bytes(job, layer, recompute))
-    forward = int(factor * work.forward)
+    dequantizing = max((int(factor * m.bytes) + m.dequantized for m in work.dequantizing), default=0)
+    forward = max(int(factor * work.forward), dequantizing)
     input, output = (int(factor * size) for size in _ends(layer, memory))
     if not moments:  # under `no_grad`, in effect
         forward = int(factor * work.dropping) + (2 * work.cast if autocasts(job) else 0)
+        forward = max(forward, dequantizing)
         ends = {"input": input, "output": output}
         return LayerBytes(kept=0, forward=forward, again=0, backward=(), copies=copy_bytes(job, layer), **ends)
     earlier = input - int(factor * (_full(layer, memory) + shared))  # the part of its input that other layers keep
     return LayerBytes(
         kept=saved,
-        forward=max(int(factor * work.dropping), saved + output) if recompute.layer else forward,
+        forward=max(int(factor * work.dropping), saved + output, dequantizing) if recompute.layer else forward,
         again=forward + output - max(0, earlier) if recompute.layer else 0,
         backward=moments,
         copies=copy_bytes(job, layer),

@@ -331,7 +331,7 @@ class RankStages:
         shards, element = self._sharding.shards, 2 if low_copy(self._job) else 4
         sizes = []
         for unit in units:
-            size = element * shards * sum(share(q, shards) for q in unit)
+            size = shards * sum((1 if q.quantized else element) * share(q, shards) for q in unit)
             moved = 4 * self.numbers(unit, shards) if "parameters" in self.moved else 0  # from the host
             copied = size if shards > 1 and self._layout.device == "cpu" else 0
             sizes.append(UnitBytes(size, size + moved if shards > 1 else 0, copied))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from dslc.compiler.cost.layer_bytes import kept_bytes
@@ -17,7 +18,7 @@ from dslc.compiler.graph.plan_view import PRECISIONS, optimizer_text, order_text
 from dslc.compiler.graph.verify import verify
 from dslc.compiler.ir import records
 from dslc.compiler.ir.actions import STAGE_ACTIONS, Message, MicrobatchAction, StageAction, StagePass
-from dslc.compiler.ir.nodes import ModelGraph
+from dslc.compiler.ir.nodes import LayerNode, ModelGraph
 from dslc.compiler.ir.program import Training
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.job_steps import precision_step, sampler_step
@@ -168,16 +169,22 @@ def _network(job: JobSpec, model: ModelGraph) -> records.Network:
             kind=layer.kind,
             input=layer.input,
             output=layer.output,
-            parameters=sum(q.count for q in layer.parameters if q.tied_to is None),
+            parameters=sum(prod(q.file_shape) for q in layer.parameters if q.tied_to is None),
             flops=layer.forward_flops + layer.backward_flops,
             kept=kept,
             line=short_line(layer.span),
+            quantized=_quantized(layer),
         )
         for layer, kept in zip(model.layers, kept_bytes(job, model, model.layers), strict=True)
     )
     return records.Network(
         layers=layers, parameters=model.parameters, trained=count if count != model.parameters else None
     )
+
+
+def _quantized(layer: LayerNode) -> str:
+    kinds = [q.quantized.kind for q in layer.parameters if q.quantized is not None]
+    return f"{len(kinds)} in {kinds[0]}" if kinds else ""
 
 
 def _weights(

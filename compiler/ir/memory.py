@@ -67,13 +67,14 @@ class MemoryNode(Record):
 @positional
 class WorkingSet(Record):
     """A moment of a backward pass: bytes of a sample; numbers of the weight gradient that is being made, with copies,
-    and of all gradients that the layer has made by then.
+    and of all gradients that the layer has made by then; bytes of frozen weights that are dequantized.
     """
 
     bytes: int
     weights: int
     copies: int
     made: int
+    dequantized: int = 0
 
     def exceeds(self, other: WorkingSet) -> bool:
         return (
@@ -81,6 +82,7 @@ class WorkingSet(Record):
             and self.weights >= other.weights
             and self.copies >= other.copies
             and self.made >= other.made
+            and self.dequantized >= other.dequantized
         )
 
 
@@ -126,7 +128,8 @@ class Working(Record):
     by one.
     A layer before all parameters that train has no moment in `backward`. `on_cpu` are moments of a backward pass that
     CPUs have besides: oneDNN copies what a convolution takes and makes to its own memory order. Where images have their
-    channels last it has `channels_last` instead.
+    channels last it has `channels_last` instead. `dequantizing` are the moments of the forward pass in which a frozen
+    weight is dequantized.
     """
 
     forward: int
@@ -137,6 +140,7 @@ class Working(Record):
     cast: int = 0
     on_cpu: tuple[WorkingSet, ...] = ()
     channels_last: tuple[WorkingSet, ...] = ()
+    dequantizing: tuple[WorkingSet, ...] = ()
 
 
 @record

@@ -9,7 +9,7 @@ from dslc.compiler.ir.memory import LayerMemory
 from dslc.compiler.ir.network_facts import NetworkFacts
 from dslc.compiler.ir.steps import CutDraw
 from dslc.compiler.ir.tensor_styles import TensorStyle
-from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.ir.tensors import QuantizedWeight, TensorFact
 from dslc.dsl.record import Record, record
 
 
@@ -137,6 +137,7 @@ class ModelFacts(Record):
     structured: bool = False  # true if the output is no tensor
     looks: str = ""  # the operation by which its forward pass reads numbers: its figures are those of a few samples
     padding: int | None = None  # the padding token in its configuration
+    quantized: tuple[QuantizedWeight, ...] = ()  # frozen weights in 4 or 8 bits
     transposed: tuple[str, ...] = ()  # layers with an adapter whose weight has the input's dim first
     seams: tuple[SeamFacts, ...] = ()  # before each layer but the first, if the job has a pipeline
     repeated: tuple[tuple[str, ...], ...] = ()  # a parameter that is used again, the layers of both uses, and

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dslc.compiler.ir.memory import LayerMemory
 from dslc.compiler.ir.parameter_names import ParameterNames
 from dslc.compiler.ir.steps import InitStep, ModuleStep
-from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.ir.tensors import QuantizedWeight, TensorFact
 from dslc.dsl.record import Record, record
 from dslc.dsl.source import Span
 
@@ -35,6 +35,17 @@ class ParameterNode(Record):
     init: InitStep | None = None
     tied_to: str | None = None  # the parameter whose tensor it is
     trains: bool = True
+    quantized: QuantizedWeight | None = None  # the shape is then its bytes
+
+    @property
+    def element(self) -> int:
+        """The bytes of one of its numbers."""
+        return 1 if self.quantized else 4
+
+    @property
+    def file_shape(self) -> tuple[int, ...]:
+        """The shape that files of weights have."""
+        return self.quantized.shape if self.quantized else self.shape
 
     @property
     def first_name(self) -> str:

@@ -18,6 +18,7 @@ from dslc.compiler.ir.data_steps import AugmentStep, DataStep, PictureStep, Samp
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.steps import Arguments, CutDraw, InitStep, ModuleStep, PythonFunction, StepPhases, StreamStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
+from dslc.compiler.ir.tensors import QuantizedWeight
 from dslc.dsl.record import Record, record
 
 __all__ = [  # names defined elsewhere
@@ -65,9 +66,8 @@ class TransformersStep(Record):
 
 @record
 class WeightsStep(Record):
-    """The files whose values replace initial ones: safetensors files, or else files of `torch.save`.
-
-    The patterns say which tensor goes where (compiler/facts/weights_match.py); without any each has one place.
+    """The files whose values replace initial ones: safetensors files, or else files of `torch.save`. The patterns say
+    which tensor goes where (compiler/facts/weights_match.py); without any each has one place.
     """
 
     files: tuple[str, ...]
@@ -76,6 +76,7 @@ class WeightsStep(Record):
     rename: tuple[str, ...] = ()
     allow_missing: tuple[str, ...] = ()
     allow_unused: tuple[str, ...] = ()
+    quantized: tuple[QuantizedWeight, ...] = ()  # frozen weights that are kept in 4 or 8 bits
     line: str = ""
 
 

@@ -13,7 +13,7 @@ from dslc.compiler.ir import program as p
 from dslc.compiler.ir.actions import Shape, TrafficNode
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.steps import StreamStep
-from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.ir.tensors import DTYPE_BYTES, TensorFact
 from dslc.dsl.record import Record, positional, record
 
 TimeSource: TypeAlias = Literal["bound", "estimated", "published", "fitted", "measured"]
@@ -105,7 +105,7 @@ class Process(Record):
 
 @record
 class Layer(Record):
-    """One layer of the network. `line` is its place in the job."""
+    """One layer of the network. `line` is its place in the job; `quantized` says how many weights are in few bits."""
 
     name: str
     kind: str
@@ -115,6 +115,7 @@ class Layer(Record):
     flops: int  # of one sample, forward and backward
     kept: int  # bytes kept for the backward pass, of one sample
     line: str
+    quantized: str = ""
 
 
 @record
@@ -165,7 +166,8 @@ class Weights(Record):
     neighbours along the data and context axes keeps one share, and gathers the others as `dtype` (None: it keeps them
     all); `freed`: a forward pass frees what was gathered. `trained` of the numbers have a gradient, which other ranks
     have too (None: none has), some of them as `factors`. `pieces`: gradients among them are partial sums on each rank
-    of the tensor axis.
+    of the tensor axis. `quantized` of the numbers are bytes of frozen weights in 4 or 8 bits; gathered with others,
+    they all travel as bytes.
     """
 
     stage: int
@@ -176,6 +178,19 @@ class Weights(Record):
     trained: int | None = None
     pieces: bool = False
     factors: Factors | None = None
+    quantized: int = 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes that a rank keeps."""
+        return (4 * self.numbers - 3 * self.quantized) // self.shards
+
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes that a rank contributes to a gather."""
+        if self.quantized:
+            return self.kept_bytes
+        return DTYPE_BYTES.get(self.dtype or "", 0) * self.numbers // self.shards
 
 
 @record

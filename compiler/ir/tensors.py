@@ -57,6 +57,60 @@ class TensorFact(Record):
         return self.numbers * DTYPE_BYTES[self.dtype]
 
 
+Quantization = Literal["nf4", "int8"]
+NF4_BLOCK = 64  # numbers that share a scaler
+_NF4_TABLE = 16 * 4  # bytes of the values that the codes stand for, which torchao keeps with each weight
+_NF4_SCALERS = 256  # scalers that share a factor, at most
+
+
+@record
+class QuantizedWeight(Record):
+    """The frozen weight of a dense layer, quantized, in one tensor of bytes (runtime/model/quantized_linear.py).
+
+    `name` is the parameter's, `shape` the shape in files. `transposed`: its first dimension is the layer's input.
+    nf4 has a code of 4 bits for each number, a scaler of 8 bits for each block, a factor in float32 for each block of
+    scalers, the scalers' mean and the table of values; int8 has a code of 8 bits for each number, and a scale in
+    float32 for each output.
+    """
+
+    name: str
+    kind: Quantization
+    shape: tuple[int, ...]
+    transposed: bool = False
+
+    @property
+    def rows(self) -> int:
+        """The outputs of the layer."""
+        return self.shape[1 if self.transposed else 0]
+
+    @property
+    def columns(self) -> int:
+        """The inputs of the layer."""
+        return self.shape[0 if self.transposed else 1]
+
+    @property
+    def bytes(self) -> int:
+        numbers = prod(self.shape)
+        if self.kind == "int8":
+            return 4 * self.rows + numbers
+        blocks = numbers // NF4_BLOCK
+        return _NF4_TABLE + 4 + 4 * (blocks // self.scalers_by_factor) + blocks + numbers // 2
+
+    @property
+    def scalers_by_factor(self) -> int:
+        """How many scalers of nf4 share a factor: torchao's 256, or the largest power of two that divides them."""
+        blocks = prod(self.shape) // NF4_BLOCK
+        return min(_NF4_SCALERS, blocks & -blocks)
+
+
+def dequantization_bytes(kind: str, numbers: int, element: int) -> int:
+    """Returns the most bytes that exist while a weight is dequantized, the result included; `element` are those of a
+    number of the result. nf4 looks up pairs of values by codes in 32 bits; a result in 16 bits is rounded from float32.
+    """
+    rounded = 4 * numbers + (element * numbers if element < 4 else 0)
+    return max(rounded, 6 * numbers + 2048) if kind == "nf4" else rounded
+
+
 @record
 class LeafFact(Record):
     """One tensor of a batch that is a structure, and its place in it, as in `["boxes"]`. Of n samples its shape is

@@ -48,6 +48,7 @@ def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts) -> Findings
     # Over a pipeline (`seams`) that is an error of the step.
     varies = bool(facts.looks) or (facts.structured and isinstance(model.loss, PythonLoss) and not facts.seams)
     varies = varies or (facts.network is not None and facts.network.varies)
+    quantized = {weight.name: weight.shape for weight in facts.quantized}
     return ModelGraph(
         layers=layers,
         root=None,
@@ -59,7 +60,7 @@ def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts) -> Findings
         batch_norm_values=facts.batch_norm_values,
         unsynced_batch_norm=False,
         noise=facts.noise,
-        parameters=sum(prod(shape) for _, shape, _ in facts.parameters),
+        parameters=sum(prod(quantized.get(name, shape)) for name, shape, _ in facts.parameters),
         unused=() if varies else facts.unused,
         varies=varies,
         adapted=model.adapter is not None,
@@ -73,7 +74,8 @@ def made_by_parts(job: JobSpec, layout: Layout, facts: ModelFacts, memory: int |
     Reports W0701, and E0804 for a module that cannot make its parameters alone.
     """
     limit = min((m for m in (job.memory.limit, layout.hardware.memory, memory) if m is not None), default=None)
-    all_bytes = 4 * sum(prod(shape) for _, shape, _ in facts.parameters)
+    quantized = {weight.name for weight in facts.quantized}
+    all_bytes = sum((1 if name in quantized else 4) * prod(shape) for name, shape, _ in facts.parameters)
     parts = sharding_of(job, layout).shards * layout.sizes["tensor"]
     if limit is None or all_bytes <= limit or parts == 1:
         return False
@@ -102,6 +104,7 @@ def _layers(facts: ModelFacts, input: TensorFact, span: Span | None) -> tuple[La
     shapes = {name: shape for name, shape, _ in facts.parameters}
     trains = {name: trains for name, _, trains in facts.parameters}
     unsaved = frozenset(facts.unsaved)
+    quantized = {weight.name: weight for weight in facts.quantized}
     buffers = {
         name: BufferNode(name=name, shape=shape, dtype=dtype, saved=name not in unsaved)
         for name, shape, dtype in facts.buffers
@@ -114,6 +117,7 @@ def _layers(facts: ModelFacts, input: TensorFact, span: Span | None) -> tuple[La
                 shape=shapes[ties.get(name, name)],
                 tied_to=ties.get(name),
                 trains=trains[ties.get(name, name)],
+                quantized=quantized.get(name),
             )
             for name in names
         )

@@ -93,18 +93,20 @@ def _gathers(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[Step
         again = frozenset(name for name, is_repeated in zip(own, apart, strict=True) if is_repeated)
         for (moment, missing), occurrences in _gathers_by_row(row, stage, own, again).items():
             names = [name for name in own if name in missing]
-            yield operation(
-                "all_gather",
-                Payload.PARAMETERS,
-                place.shards,
-                moment,
-                [DTYPE_BYTES[own[name].dtype or ""] * own[name].numbers // own[name].shards for name in names],
-                dtype=own[names[0]].dtype or "",
-                times=len(occurrences),
-                stage=stage,
-                occurrences=tuple(occurrences),
-                weights=names,
-            )
+            for dtype in dict.fromkeys(own[name].dtype for name in names):
+                alike = [name for name in names if own[name].dtype == dtype]
+                yield operation(
+                    "all_gather",
+                    Payload.PARAMETERS,
+                    place.shards,
+                    moment,
+                    [own[name].sent_bytes for name in alike],
+                    dtype=dtype or "",
+                    times=len(occurrences),
+                    stage=stage,
+                    occurrences=tuple(occurrences),
+                    weights=alike,
+                )
 
 
 def _gathers_by_row(

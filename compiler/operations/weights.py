@@ -7,7 +7,7 @@ stage. The last holds if no other rank has a copy or a share of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import prod
 
 from dslc.compiler.ir.nodes import ParameterNode
@@ -44,7 +44,8 @@ def _groups(place: Coordinate) -> Iterator[Weights]:
     elif place.sharding.engine == "none":
         for stage, layers in zip(place.mine, place.held, strict=True):
             pieces = any(_partial(place, q.name) for layer in layers for q in layer.parameters)
-            yield Weights(stage=stage, numbers=numbers(place, stage), shards=1, pieces=pieces)
+            quantized = quantized_bytes(place, (q for layer in layers for q in layer.parameters))
+            yield Weights(stage=stage, numbers=numbers(place, stage), shards=1, pieces=pieces, quantized=quantized)
     else:
         held = _exchanged(place) if place.sharding.engine == "local" else _by_bucket(place)
         rest = numbers(place, 0)
@@ -53,7 +54,8 @@ def _groups(place: Coordinate) -> Iterator[Weights]:
             rest -= size
             yield Weights(stage=0, numbers=size, shards=1, trained=size, factors=factors)
         if rest:
-            yield Weights(stage=0, numbers=rest, shards=1, trained=0)
+            quantized = quantized_bytes(place, (q for layer in place.layers for q in layer.parameters))
+            yield Weights(stage=0, numbers=rest, shards=1, trained=0, quantized=quantized)
 
 
 def _by_bucket(place: Coordinate) -> list[list[ParameterNode]]:
@@ -86,6 +88,12 @@ def numbers(place: Coordinate, stage: int) -> int:
     return sum(place.padded(q) if place.sharding.engine == "fsdp" else prod(place.shape(q)) for q in own)
 
 
+def quantized_bytes(place: Coordinate, parameters: Iterable[ParameterNode]) -> int:
+    """Returns the bytes of the frozen weights in 4 or 8 bits, padded to equal shares."""
+    padded = place.sharding.engine == "fsdp"
+    return sum(place.padded(q) if padded else q.count for q in parameters if q.quantized)
+
+
 def _units(place: Coordinate) -> Iterator[Weights]:
     sharding, names = place.sharding, place.whole.with_gradients
     apart = sharding.shards > 1
@@ -95,14 +103,19 @@ def _units(place: Coordinate) -> Iterator[Weights]:
             if not whole:
                 continue
             trained = sum(place.padded(q) for q in unit.parameters if q.name in names)
+            quantized = quantized_bytes(place, unit.parameters)
+            dtype: str = low_dtype(place.job) if low_copy(place.job) else "float32"
+            if quantized:  # `fully_shard` gathers tensors of several dtypes as bytes
+                dtype = "int8" if quantized == whole else "uint8"
             yield Weights(
                 stage=stage,
                 numbers=whole,
                 shards=sharding.shards,
-                dtype=(low_dtype(place.job) if low_copy(place.job) else "float32") if apart else None,
+                dtype=dtype if apart else None,
                 freed=apart and sharding.reshard and bool(unit.name),
                 trained=trained if sharding.shards * sharding.replicas > 1 else None,
                 pieces=any(_partial(place, q.name) for q in unit.parameters),
+                quantized=quantized,
             )
 
 

@@ -26,6 +26,7 @@ from dslc.compiler.rules.data.structures import check_structure_axes, check_stru
 from dslc.compiler.rules.model.adapters import check_adapter
 from dslc.compiler.rules.model.cross_sample_losses import check_loss_axes, check_whole_loss
 from dslc.compiler.rules.model.forward_passes import check_forward_passes
+from dslc.compiler.rules.model.quantization import check_quantization
 from dslc.compiler.rules.model.weights import check_weights
 from dslc.compiler.rules.parallelism.exchange import check_exchange
 from dslc.compiler.rules.parallelism.pipeline import check_pipeline, warn_of_unknown_stages
@@ -113,6 +114,7 @@ JOB: Rules = (
     ),
     (lambda k: job_rules.check_axes(k.job, _present(k.layout), k.source, k.model, k.cuts), ("layout",)),
     (lambda k: check_pipeline(k.job, _present(k.layout)), ("layout",)),
+    (lambda k: check_quantization(k.job, k.layout), ()),
     (lambda k: check_shares(k.job, _present(k.layout), k.workload), ("layout",)),
     (lambda k: job_rules.warn_of_invariants(k.job, _present(k.layout), k.model), ("layout",)),
     (

@@ -300,7 +300,7 @@ def _layers(plan: PlanView) -> list[str]:
         (
             run.name,
             f"x{run.count}" if run.count > 1 else "",
-            run.layer.kind,
+            ", ".join(filter(None, (run.layer.kind, run.layer.quantized))),
             fact_text(run.layer.output),
             _in_full(run.layer.parameters * run.count),
             flop_text(run.layer.flops * run.count),

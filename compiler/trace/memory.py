@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from dslc.compiler.ir.memory import Halves, Working, WorkingSet, repeated_bytes
+from dslc.compiler.ir.tensors import dequantization_bytes
 from dslc.compiler.trace.batch import LARGE, SMALL
 from dslc.compiler.trace.private_torch import Argument, Arguments, Operator, Options, is_cast, storages_of
 from dslc.compiler.trace.run import Run, TracedModule, storage, storage_bytes, tensors_of, total_of
@@ -33,8 +34,8 @@ class Reorders(NamedTuple):
 
 class Step(NamedTuple):
     """The state after one operation: the layer, true in the backward pass, live bytes now and when the layer began, the
-    results: (bytes, numbers) of each, true for a copy in another dtype, the bytes of gradients that stay from here, and
-    what oneDNN copies in a convolution's backward pass.
+    results: (bytes, numbers) of each, true for a copy in another dtype, the bytes of gradients that stay from here,
+    what oneDNN copies in a convolution's backward pass, and the bytes of dequantized weights.
     """
 
     layer: str
@@ -45,6 +46,7 @@ class Step(NamedTuple):
     copies: bool
     stays: int
     reorders: Reorders | None
+    dequantized: int  # bytes of frozen weights that are dequantized, now
 
 
 class Walk(Run):
@@ -68,6 +70,7 @@ class Walk(Run):
         self._trained_copies: dict[int, MemoryReference] = {}  # of them in 16 bits: the memory of each
         self._live = self._entry = 0
         self._alive: dict[int, MemoryReference] = {}
+        self._dequantized: dict[int, MemoryReference] = {}
         # Of a weight: the layer, its numbers, the copy's memory.
         self._copies: dict[int, tuple[str, int, MemoryReference]] = {}
         self._weights = {storage(p): p.numel() for p in self.model.parameters()}
@@ -92,13 +95,17 @@ class Walk(Run):
 
     def operation(self, func: Operator, args: Arguments, kwargs: Options, result: object) -> None:
         results = []
+        is_dequantization = func.name() == "dslc::dequantize"
         for tensor in tensors_of(result):
             key = storage(tensor)
             if key in self.own or key in self._alive:
                 continue
             places = storages_of(tensor)
             size = sum(place.nbytes() for place in places)
-            results.append((size, tensor.numel()))
+            if is_dequantization:  # no gradient of a weight, for which results that do not grow are taken
+                self._dequantized[key] = weakref.ref(places[0], lambda _, key=key: self._dequantized.pop(key, None))
+            else:
+                results.append((size, tensor.numel()))
             self._live += size
             self._alive[key] = weakref.ref(places[0], self._release_callback(key, size))
         copies = is_cast(func)
@@ -110,8 +117,13 @@ class Walk(Run):
             stays = self._keep_gradients(layer, args)
             self._back |= {key: layer for tensor in tensors_of(result) if (key := storage(tensor)) not in self.own}
         reorders = _reorders(args) if func.name() == "aten::convolution_backward" else None
+        dequantized = sum(place.nbytes() for ref in self._dequantized.values() if (place := ref()) is not None)
+        if is_dequantization:
+            weight: torch.Tensor = tensors_of(result)[0]
+            made = dequantization_bytes(str(args[1]), weight.numel(), weight.element_size())
+            dequantized += made - storage_bytes(weight)
         self.steps.append(
-            Step(layer, self.going_back, self._live, self._entry, tuple(results), copies, stays, reorders)
+            Step(layer, self.going_back, self._live, self._entry, tuple(results), copies, stays, reorders, dequantized)
         )
 
     def _keep_gradients(self, layer: str, args: object) -> int:
@@ -189,6 +201,7 @@ def measure(
         return {}
     forward, dropping = _forward(small, large), _forward(idle_small, idle_large)
     backward, on_cpu = _backward(small, large, saved)
+    dequantizing = _dequantizing(small, large, gradient_sizes)
     halves = _halves(run, saved, tail)
     return {
         layer: Working(
@@ -199,6 +212,7 @@ def measure(
             cast=walks[0].cast[layer],
             halves=halves.get(layer),
             on_cpu=tuple(on_cpu[layer]),
+            dequantizing=tuple(dequantizing[layer]),
         )
         for layer in saved
     }
@@ -280,6 +294,17 @@ def _forward(small: list[Step], large: list[Step]) -> dict[str, int]:
 Moments = dict[str, list[WorkingSet]]
 
 
+def _dequantizing(small: list[Step], large: list[Step], gradient_sizes: dict[str, int]) -> Moments:
+    """Returns the moments of each layer's forward pass in which a dequantized weight exists."""
+    moments: Moments = defaultdict(list)
+    for one, large_step in zip(small, large, strict=True):
+        if one.dequantized and not one.back:
+            grown = (large_step.level - large_step.entry - one.level + one.entry) // (LARGE - SMALL)
+            size = gradient_sizes.get(one.layer, 0) + grown
+            _note(moments[one.layer], WorkingSet(max(0, size), 0, 0, 0, one.dequantized))
+    return moments
+
+
 def _backward(small: list[Step], large: list[Step], saved: dict[str, int]) -> tuple[Moments, Moments]:
     """Returns the moments of each layer's backward pass, and those that CPUs have besides."""
     earlier, below = 0, {}
@@ -298,7 +323,8 @@ def _backward(small: list[Step], large: list[Step], saved: dict[str, int]) -> tu
         if not one.copies:
             new_bytes[one.layer] += fixed
         grown = (large_step.level - one.level) // (LARGE - SMALL) - below.get(one.layer, 0)
-        _note(moments[one.layer], WorkingSet(max(0, grown), fixed, copies, new_bytes[one.layer]))
+        moment = WorkingSet(max(0, grown), fixed, copies, new_bytes[one.layer], one.dequantized)
+        _note(moments[one.layer], moment)
         if one.reorders is None or large_step.reorders is None:
             continue
         results = sum(size for size, _ in large_step.made) - sum(size for size, _ in one.made)

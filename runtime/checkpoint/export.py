@@ -21,7 +21,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,7 @@ from dslc.runtime.model import adapters
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.program import AdapterStep, TransformersStep
+    from dslc.compiler.ir.tensors import QuantizedWeight
 
 SUFFIXES = (".safetensors", ".pt")
 SHARD = 50 * 10**9  # bytes of a file in a folder, at most: that of `save_pretrained`
@@ -46,10 +47,13 @@ _WEIGHTS = "model.safetensors"  # in a folder
 
 @dataclass(frozen=True, kw_only=True)
 class Adapted:
-    """A network's adapter. `transposed`: layers whose weight has the input's dim first; None if they are unknown."""
+    """A network's adapter. `transposed`: layers whose weight has the input's dim first; None if they are unknown.
+    `quantized`: the weights in 4 or 8 bits, by their names.
+    """
 
     step: AdapterStep
     transposed: frozenset[str] | None
+    quantized: Mapping[str, QuantizedWeight] = field(default_factory=dict)
 
 
 def export(
@@ -211,7 +215,24 @@ def _opened(
         if adapter_weights is None:
             yield stored_tensors, fetch
         else:
+            stored_tensors, fetch = _dequantized(adapter_weights, stored_tensors, fetch)
             yield without_adapters(stored_tensors), partial(_merged, adapter_weights, stored_tensors, fetch)
+
+
+def _dequantized(
+    adapter_weights: Adapted, stored_tensors: dict[str, Tensor], fetch: Fetch
+) -> tuple[dict[str, Tensor], Fetch]:
+    """Returns the tensors with weights in 4 or 8 bits in float32, in the shape of files, and how to read one."""
+    forms = adapter_weights.quantized
+    if not forms:
+        return stored_tensors, fetch
+    from dslc.runtime.model.quantized_linear import dequantize
+
+    shapes = {
+        name: torch.empty(forms[name].shape, dtype=torch.float32, device="meta") if name in forms else tensor
+        for name, tensor in stored_tensors.items()
+    }
+    return shapes, lambda name: dequantize(fetch(name), forms[name]) if name in forms else fetch(name)
 
 
 def _merged(adapter_weights: Adapted, stored_tensors: Mapping[str, Tensor], fetch: Fetch, name: str) -> Tensor:

@@ -81,7 +81,9 @@ def targets_of(module: nn.Module) -> Iterator[tuple[str, bool]]:
     """Yields the layers of a module that have an adapter, and whether their weight lies transposed."""
     for name, part in module.named_modules():
         if name.endswith(f".{BASE}") or name == BASE:
-            yield name.removesuffix(BASE).removesuffix("."), type(part).__name__ == "Conv1D"
+            form = getattr(part, "form", None)  # of a quantized layer
+            transposed = type(part).__name__ == "Conv1D" if form is None else form.transposed
+            yield name.removesuffix(BASE).removesuffix("."), transposed
 
 
 def merge(weight: Tensor, down: Tensor, second: Tensor, step: AdapterStep, *, transposed: bool) -> Tensor:

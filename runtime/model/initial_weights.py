@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from dslc.compiler.facts.weights_match import Shapes, WeightMatch, faults, fit
 from dslc.compiler.ir.parameter_names import base_name, is_of_adapter, without_adapters
 from dslc.compiler.ir.program import ModelStep, WeightsStep
+from dslc.compiler.ir.tensors import QuantizedWeight
 from dslc.compiler.trace.private_torch import part_in_whole
 from dslc.runtime.model.row_order import rows_of_part
 from dslc.runtime.model.tensor_names import named_tensors
@@ -76,6 +77,10 @@ def load(
         if step.adapter is not None and not any(map(is_of_adapter, shapes_in_file)):
             tensors, shapes = without_adapters(tensors), without_adapters(shapes)
             ties = {base_name(name): base_name(whose) for name, whose in ties.items()}
+        quantized = {base_name(form.name): form for form in weights.quantized}
+        # A file that this training wrote has the bytes.
+        quantized = {name: form for name, form in quantized.items() if shapes_in_file.get(name) != (form.bytes,)}
+        shapes |= {name: form.shape for name, form in quantized.items() if name in shapes}
         fits = fit(
             shapes_in_file,
             shapes,
@@ -88,7 +93,7 @@ def load(
         if not fits.is_complete:
             sentences = (f"it {kind} {_some_names(names)}" for kind, names in faults(fits, shapes_in_file, shapes))
             raise WeightsError(f"{what} is not of this model: {'; '.join(sentences)}")
-        _put(fits, read_tensor, tensors, what)
+        _put(fits, _with_quantized(read_tensor, dict(fits.taken), quantized, what), tensors, what)
     if not dist.is_initialized() or dist.get_rank() == 0:
         _tell(fits, path, tell)
 
@@ -105,6 +110,29 @@ def _put(fits: WeightMatch, read_tensor: Read, tensors: Mapping[str, Tensor], wh
                     raise WeightsError(
                         f"{what}: `{name_in_file}` and `{name}` are one weight in the model, and differ here"
                     )
+
+
+def _with_quantized(
+    read_tensor: Read, files: Mapping[str, str], quantized: Mapping[str, QuantizedWeight], what: str
+) -> Read:
+    """Returns a function that reads a part of the bytes of a quantized weight, and else what `read_tensor` reads. The
+    scalers of a weight depend on all of it, so a rank reads all of it, and keeps its part.
+    """
+    forms = {files[name]: form for name, form in quantized.items() if name in files}
+    if not forms:
+        return read_tensor
+    from dslc.runtime.model.quantized_linear import QuantizationError, quantize
+
+    def read_quantized(name: str, part: Part) -> Tensor:
+        form = forms.get(name)
+        if form is None:
+            return read_tensor(name, part)
+        try:
+            return quantize(read_tensor(name, tuple(slice(0, size) for size in form.shape)), form)[part]
+        except QuantizationError as error:
+            raise WeightsError(f"{what}: {error}") from error
+
+    return read_quantized
 
 
 def _runs(name: str, tensor: Tensor) -> Iterator[tuple[Tensor, Part]]:

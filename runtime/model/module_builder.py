@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from dslc.compiler.ir.program import InitStep, ModelStep, ModuleStep
+from dslc.compiler.ir.tensors import QuantizedWeight
 from dslc.compiler.trace.private_torch import own_parameters
 from dslc.runtime.model import modules
 from dslc.runtime.model.errors import ModelError
@@ -96,7 +97,7 @@ def own_model(step: ModelStep) -> nn.Module:
     if step.transformers is not None:
         from dslc.runtime.model.transformers_model import build_transformers
 
-        with mark_errors(step.transformers.line), under_seed(step.seed):
+        with mark_errors(step.transformers.line), under_seed(step.seed), _without_quantized_weights(step):
             user_module = build_transformers(step.transformers)
         return _adapted(user_module, step)
     assert step.python is not None
@@ -131,7 +132,26 @@ def _adapted(module: nn.Module, step: ModelStep) -> nn.Module:
         return module
     from dslc.runtime.model.adapters import add
 
-    return add(module, step.adapter, step.seed)
+    if not _quantized(step):
+        return add(module, step.adapter, step.seed)
+    from dslc.runtime.model.quantized_linear import give_memory, quantize_layers
+
+    if torch.get_default_device().type != "meta":
+        give_memory(module, _quantized(step), step.seed)
+    return quantize_layers(add(module, step.adapter, step.seed), _quantized(step))
+
+
+def _quantized(step: ModelStep) -> tuple[QuantizedWeight, ...]:
+    return step.weights.quantized if step.weights is not None else ()
+
+
+def _without_quantized_weights(step: ModelStep) -> contextlib.AbstractContextManager[None]:
+    """Makes a model whose dense layers take no memory, if the job quantizes some."""
+    if not _quantized(step) or torch.get_default_device().type == "meta":
+        return contextlib.nullcontext()
+    from dslc.runtime.model.quantized_linear import dense_layers_without_memory
+
+    return dense_layers_without_memory()
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from dslc.conversion.tools.trainer_settings import (
     read_optimizer,
     read_precision,
     read_schedule,
+    set_quantization,
     set_token_source,
 )
 from dslc.dsl.json_value import Json
@@ -98,12 +99,20 @@ def _read_adapter(reader: KeyReader) -> None:
     if adapter in ("lora", "qlora"):
         read_lora(reader, _LORA, _ALL_LINEAR)
         reader.carry("adapter", "model.adapter = lora(…)")
-        if adapter == "qlora":
-            reader.name("adapter", "there is no quantization: the job trains `lora(…)` over 16- or 32-bit weights")
+        for key, kind in (("load_in_4bit", "nf4"), ("load_in_8bit", "int8")):
+            if reader.flag(key):
+                set_quantization(reader, kind, key)
+            else:
+                reader.imply(key, "nothing is quantized, as by default")
         if reader.flag("lora_target_linear"):
             reader.carry("lora_target_linear", f"model.adapter.targets = {_ALL_LINEAR}")
         return
     reader.name("adapter", "adapters are `model.adapter = lora(…)`")
+    for key in ("load_in_4bit", "load_in_8bit"):
+        if reader.flag(key):
+            reader.name(key, "weights in 4 or 8 bits do not train: `quantize` needs `adapter = lora(…)`")
+        else:
+            reader.imply(key, "nothing is quantized, as by default")
     for key in (*_LORA.values(), "lora_target_linear", "lora_model_dir"):
         reader.imply(key, "without `adapter: lora` it has no effect")
 

@@ -202,6 +202,22 @@ def read_lora(reader: KeyReader, keys: dict[str, str], targets: str | None = Non
         reader.carry(key, f"model.adapter.{name}" + (f" = {arguments[name]}" if name in arguments else ""))
 
 
+_QUANTIZED = {
+    "nf4": "torchao's nf4, whose scales differ from those of bitsandbytes in the last bits",
+    "int8": "torchao's int8, multiplied in the job's precision; bitsandbytes multiplies in 8 bits, but for outliers",
+}
+
+
+def set_quantization(reader: KeyReader, kind: str, key: str) -> None:
+    """Quantizes the frozen weights of the job's model, which a key asks for."""
+    weights = reader.draft.settings.get("model.weights")
+    if weights is None:
+        reader.name(key, "`weights = pretrained(…, quantize = …)` needs a model")
+        return
+    reader.draft.set("model.weights", f"pretrained({weights.text}, quantize = {kind})", _QUANTIZED[kind])
+    reader.carry(key, f"model.weights = pretrained(…, quantize = {kind}): {_QUANTIZED[kind]}")
+
+
 def read_model(reader: KeyReader, key: str) -> None:
     """Reads the name or folder of a model of `transformers`, which a job reads from a folder."""
     name = reader.text(key)

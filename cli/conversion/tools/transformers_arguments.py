@@ -17,6 +17,7 @@ from dslc.conversion.tools.trainer_settings import (
     read_optimizer,
     read_precision,
     read_schedule,
+    set_quantization,
     set_token_source,
 )
 from dslc.dsl.json_value import Json
@@ -97,6 +98,7 @@ def _read_model_and_data(reader: KeyReader) -> None:
     if kind == "lora" or (kind is None and (reader.flag("use_peft") or reader.flag("use_lora"))):
         keys = _LORA if kind == "lora" or reader.has("lora_rank") else _TRL_LORA
         read_lora(reader, keys)
+        _read_quantization(reader)
         for key in ("finetuning_type", "use_peft", "use_lora"):
             reader.carry(key, "model.adapter = lora(…)")
     elif kind == "full" or kind is None:
@@ -104,7 +106,9 @@ def _read_model_and_data(reader: KeyReader) -> None:
             reader.imply(key, "all parameters train, as by default")
         for key in (*_LORA.values(), *_TRL_LORA.values()):
             reader.imply(key, "without `use_peft` there is no adapter")
+        _name_quantization(reader)
     else:
+        _name_quantization(reader)
         reader.name("finetuning_type", "adapters are `model.adapter = lora(…)`, and frozen parts `model.freeze`")
     smoothing = reader.number("label_smoothing_factor")
     if smoothing and smoothing < 1:
@@ -120,6 +124,30 @@ def _read_model_and_data(reader: KeyReader) -> None:
         reader.put(key, "data.validation", f"{value_text(share)}%")
     else:
         reader.name(key, "`data.validation` is a share of the data")
+
+
+def _read_quantization(reader: KeyReader) -> None:
+    """Reads the bits of frozen weights: `quantization_bit` of LLaMA-Factory, `load_in_…` of TRL."""
+    bits = reader.whole_number("quantization_bit")
+    kinds = {4: "nf4", 8: "int8"}
+    if bits in kinds:
+        set_quantization(reader, kinds[bits], "quantization_bit")
+    else:
+        reader.name("quantization_bit", "`quantize` is nf4, of 4 bits, or int8")
+    for key, kind in (("load_in_4bit", "nf4"), ("load_in_8bit", "int8")):
+        if reader.flag(key):
+            set_quantization(reader, kind, key)
+        else:
+            reader.imply(key, "nothing is quantized, as by default")
+
+
+def _name_quantization(reader: KeyReader) -> None:
+    """Reports weights in few bits without an adapter."""
+    for key in ("quantization_bit", "load_in_4bit", "load_in_8bit"):
+        if reader.value(key):
+            reader.name(key, "weights in 4 or 8 bits do not train: `quantize` needs `adapter = lora(…)`")
+        else:
+            reader.imply(key, "nothing is quantized, as by default")
 
 
 def _read_clip(reader: KeyReader) -> None:

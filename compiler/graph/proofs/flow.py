@@ -169,7 +169,7 @@ def _gather(view: View, name: str, action: Collective, mine: dict[str, Weights],
     if in_memory & set(action.weights):
         return f"{name} gathers {min(in_memory & set(action.weights))} again"
     members = [mine[group_name] for group_name in action.weights]
-    size = sum(group.numbers // group.shards * DTYPE_BYTES.get(action.dtype, 0) for group in members)
+    size = sum(group.sent_bytes for group in members)
     groups = {(group.shards, view.plan.axis("context").stride) for group in members}
     if (action.count, action.bytes) != (len(members), size) or {group.dtype for group in members} != {action.dtype}:
         return f"{name} gathers {action.count} weights of {action.bytes} bytes, and they are {len(members)} of {size}"

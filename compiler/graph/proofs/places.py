@@ -167,7 +167,7 @@ def memory(view: View) -> str:
         if process.memory and limit and process.memory.peak > limit:
             return f"{name} holds {process.memory.peak} bytes, over {limit}"
         if process.memory:
-            parameter_bytes = 0 if "parameters" in _offloaded(view.plan) else 4 * _numbers(view, process.pipeline)
+            parameter_bytes = 0 if "parameters" in _offloaded(view.plan) else _kept_bytes(view, process.pipeline)
             if process.memory.parameters != parameter_bytes:
                 return (
                     f"{name} has {parameter_bytes} bytes of parameters, and {process.memory.parameters} by the account"
@@ -194,11 +194,11 @@ def _offloaded(plan: PlanGraph) -> tuple[str, ...]:
     return training.offload if training else ()
 
 
-def _numbers(view: View, coordinate: int) -> int:
-    """Returns the numbers that a rank at a pipeline coordinate keeps; a weight of two of its stages is one."""
+def _kept_bytes(view: View, coordinate: int) -> int:
+    """Returns the bytes of parameters that a rank at a pipeline coordinate keeps; a weight of two stages is one."""
     groups = [group for _, group in view.plan.of_kind(Weights) if view.homes.get(group.stage) == coordinate]
     twice = 0
     for _, shared in view.plan.of_kind(SharedWeight):
         copies = sum(view.homes.get(stage) == coordinate for stage in shared.stages)
-        twice += shared.numbers * max(0, copies - 1)
-    return sum(group.numbers // group.shards for group in groups) - twice
+        twice += 4 * shared.numbers * max(0, copies - 1)
+    return sum(group.kept_bytes for group in groups) - twice

@@ -66,7 +66,7 @@ def check_weights(
 
 def expected_tensors(model: ModelGraph) -> dict[str, tuple[int, ...]]:
     """Returns the tensors that a file of weights must hold, named without adapters, a tied weight by its first name."""
-    parameters = {q.name: q.shape for layer in model.layers for q in layer.parameters if q.tied_to is None}
+    parameters = {q.name: q.file_shape for layer in model.layers for q in layer.parameters if q.tied_to is None}
     tensors = parameters | {b.name: b.shape for layer in model.layers for b in layer.buffers if b.saved}
     return without_adapters(tensors) if model.adapted else tensors
 

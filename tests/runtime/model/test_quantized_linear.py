@@ -1,0 +1,108 @@
+"""Frozen weights in 4 or 8 bits: torchao's numbers, bit for bit, in one tensor of bytes, and products with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dslc.compiler.ir.tensors import Quantization, QuantizedWeight
+from dslc.runtime.model.quantized_linear import (
+    QuantizationError,
+    QuantizedLinear,
+    dequantize,
+    quantizable,
+    quantize,
+    quantize_layers,
+)
+
+KINDS: tuple[Quantization, ...] = ("nf4", "int8")
+
+
+def form_of(weight: Tensor, kind: Quantization, **options: bool) -> QuantizedWeight:
+    return QuantizedWeight(name="x.weight", kind=kind, shape=tuple(weight.shape), **options)
+
+
+def of_torchao(weight: Tensor, form: QuantizedWeight) -> tuple[list[Tensor], Tensor]:
+    """Returns the tensors that torchao keeps, and the weight that it makes of them."""
+    if form.kind == "nf4":
+        from torchao.quantization.quantize_.workflows.nf4.nf4_tensor import NF4Tensor
+
+        nf4: Any = NF4Tensor.from_tensor(weight, 64, form.scalers_by_factor)
+        return [getattr(nf4, name) for name in nf4.__tensor_flatten__()[0]], nf4.get_original_weight()
+    from torchao.quantization import Int8Tensor, PerRow
+
+    int8: Any = Int8Tensor.from_hp(weight, PerRow())
+    return [int8.qdata, int8.scale], int8.dequantize()
+
+
+@pytest.mark.parametrize("shape", [(1, 64), (3, 64), (48, 32), (256, 256), (320, 192)], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_weight_has_the_numbers_and_the_bytes_of_torchao(kind: Quantization, shape: tuple[int, int]) -> None:
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 0.1
+    form = form_of(weight, kind)
+    if kind == "nf4" and weight.numel() == 64:  # one block, whose scaler is the mean of all
+        with pytest.raises(QuantizationError, match="int8 takes it"):
+            quantize(weight, form)
+        return
+    data, (parts, made) = quantize(weight, form), of_torchao(weight, form)
+    assert data.dtype == torch.int8 and data.numel() == form.bytes == sum(part.nbytes for part in parts)
+    assert torch.equal(dequantize(data, form), made)
+    error = (made - weight).abs().max() / weight.abs().max()
+    assert error < (0.2 if kind == "nf4" else 0.005)
+
+
+def test_a_transposed_weight_is_quantized_by_outputs() -> None:
+    weight = torch.randn(64, 48)
+    form = form_of(weight, "int8", transposed=True)
+    assert (form.rows, form.columns) == (48, 64)
+    data = quantize(weight, form)
+    assert torch.equal(data, quantize(weight.t().contiguous(), form_of(weight.t(), "int8")))
+    assert dequantize(data, form).shape == weight.shape
+
+
+@pytest.mark.parametrize("low", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_multiplies_as_one_with_the_dequantized_weight(kind: Quantization, low: bool) -> None:
+    layer = nn.Linear(64, 48)
+    form = form_of(layer.weight, kind)
+    quantized = QuantizedLinear(layer, form)
+    quantized.weight.data.copy_(quantize(layer.weight, form))
+    layer.weight.data.copy_(dequantize(quantized.weight, form))
+    results = []
+    for each in (layer, quantized):
+        input = torch.randn(5, 64, generator=torch.Generator().manual_seed(2), requires_grad=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=low):
+            output = each(input)
+        output.float().square().sum().backward()
+        assert input.grad is not None
+        results.append((output.detach().float(), input.grad))
+    for theirs, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0.02 if low else 1e-6, atol=0.05 if low else 1e-5)
+    assert quantized.weight.grad is None
+
+
+def test_heads_trained_layers_and_tied_weights_keep_their_precision() -> None:
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.third = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64)
+            self.tied, self.head = nn.Linear(64, 64), nn.Linear(64, 8)
+            self.tied.weight = self.third.weight
+            self.requires_grad_(False)
+            self.second.requires_grad_(True)
+
+    network = Network()
+    forms = quantizable(network, "nf4")
+    assert [form.name for form in forms] == ["first.weight"]
+    quantize_layers(network, forms, initial=True)
+    assert isinstance(network.first, QuantizedLinear) and not bool(network.first(torch.ones(64)).isnan().any())
+    with pytest.raises(QuantizationError, match="no dense layer but the head"):
+        quantizable(nn.Sequential(nn.Linear(8, 8)), "int8")
+    odd = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 3)).requires_grad_(False)
+    with pytest.raises(QuantizationError, match="3 x 5 numbers, which are no multiple of 64"):
+        quantizable(odd, "nf4")
+    with pytest.raises(QuantizationError, match="not finite"):
+        quantize(torch.full((64, 64), torch.nan), form_of(torch.empty(64, 64), "int8"))
