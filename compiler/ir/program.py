@@ -66,9 +66,7 @@ class TransformersStep(Record):
 
 @record
 class WeightsStep(Record):
-    """The files whose values replace initial ones: safetensors files, or else files of `torch.save`. The patterns say
-    which tensor goes where (compiler/facts/weights_match.py); without any each has one place.
-    """
+    """Files of safetensors, or else of `torch.save`, and which tensor goes where (compiler/facts/weights_match.py)."""
 
     files: tuple[str, ...]
     path: str = ""  # as messages name them all

@@ -54,7 +54,8 @@ def quantize(weight: Tensor, form: QuantizedWeight) -> Tensor:
     nf4: Any = NF4Tensor.from_tensor(values, NF4_BLOCK, form.scalers_by_factor)
     if not bool(nf4.quantization_factor.isfinite().all()):
         raise QuantizationError(
-            f"`{base_name(form.name)}` has blocks of equal largest numbers, for which torchao's nf4 divides by zero; int8 takes it"
+            f"`{base_name(form.name)}` has blocks of equal largest numbers, for which torchao's nf4 divides by zero; "
+            "int8 takes it"
         )
     return _as_bytes(nf4.nf4, nf4.scaler_mean, nf4.quantization_factor, nf4.quantized_scalers, nf4.quantized_data)
 
