@@ -78,6 +78,7 @@ WITHOUT = {
     "E0724": CHOICE,
     "E0725": CHOICE,
     "E0726": EXPLAINED,
+    "E0731": CHOICE,
     "E0813": CHOICE,
     "E0816": CHOICE,
     "E0827": CHOICE,

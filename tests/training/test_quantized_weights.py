@@ -105,7 +105,9 @@ def train_by_hand(folder: Path, kind: str) -> tuple[list[float], dict[str, torch
             parent, _, attribute = name.rpartition(".")
             setattr(model.get_submodule(parent), attribute, LoraLinear(layer, kind, name))
     matrices = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    optimizer = torch.optim.AdamW(matrices.values(), lr=RATE)
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(matrices.values(), lr=RATE)
+    if kind == "int8":
+        optimizer = torch.optim.SGD(matrices.values(), lr=1.0)
     space: dict[str, Any] = {}
     exec(SENTENCES, space)
     samples, losses = space["Sentences"](), []
@@ -122,13 +124,16 @@ def train_by_hand(folder: Path, kind: str) -> tuple[list[float], dict[str, torch
 
 @pytest.mark.parametrize("kind", ["nf4", pytest.param("int8", marks=pytest.mark.slow)])
 def test_a_job_trains_as_a_loop_with_torchao(folder: Path, launcher: Launcher, one_rank: Trained, kind: str) -> None:
-    trained = one_rank if kind == "nf4" else train_job(launcher, folder / "int8.plt")
+    """A step of SGD at a rate of 1 is the gradient; Adam divides it by its size, so that small ones differ more."""
+    by_sgd = "train.optimizer=sgd(lr = 1.0)"
+    trained = one_rank if kind == "nf4" else train_job(launcher, folder / "int8.plt", by_sgd)
     losses, matrices = train_by_hand(folder, kind)
     np.testing.assert_allclose(trained.losses(), losses, rtol=0, atol=1e-6)
     assert len(matrices) == 2 * 2 * len(ADAPTED)
     for name, matrix in matrices.items():
         own = name.replace(".down", ".lora_A.default.weight").replace(".up", ".lora_B.default.weight")
-        np.testing.assert_allclose(trained.weights[own], matrix.detach().numpy(), rtol=0, atol=2e-6, err_msg=name)
+        limit = 1e-5 if kind == "nf4" else 1e-6
+        np.testing.assert_allclose(trained.weights[own], matrix.detach().numpy(), rtol=0, atol=limit, err_msg=name)
     packed = [name for name, values in trained.weights.items() if values.dtype == np.int8]
     assert len(packed) == 2 * 7 and trained.weights["lm_head.weight"].dtype == np.float32
 

@@ -37,7 +37,7 @@ def _check_plan(job: JobSpec, layout: Layout, start: Pretrained) -> Iterator[Dia
             "weights in 4 or 8 bits are not cut over a tensor axis: numbers of several ranks share a scale",
             job.parallelism.value_span("tensor"),
             notes=(note,),
-            help=remedy(set_field("parallelism.zero", 3), " shards them over the data axis"),
+            help=remedy(set_field("parallelism.tensor", 1), ": `zero = 3` shards the weights over the data axis"),
         )
     if low_copy(job):
         yield Diagnostic(
