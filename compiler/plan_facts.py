@@ -88,7 +88,7 @@ def _files(job: JobSpec, source: SourceFacts) -> Iterator[tuple[str, ResolvedPat
         for name in ("weights", "length"):
             if isinstance(path := getattr(job.data.sampler, name, None), ResolvedPath):
                 yield path, path
-    if job.model.start is not None:
+    if job.model.start is not None and job.model.start.path:
         path = job.model.start.path
         with contextlib.suppress(Unreadable):  # a rule reports it
             weights = files_of(path)

@@ -15,6 +15,7 @@ from dslc.compiler.ir.program import EvaluateMode, PredictMode
 from dslc.compiler.placement.layout import lay_out
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.blocks import CheckpointSpec
+from dslc.dsl.language.calls import Pretrained
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.meaning.load import LoadResult
 from dslc.jobs.check_job import show
@@ -59,7 +60,7 @@ def _without_training(job: JobSpec) -> JobSpec:
     batch = max(each, job.data.batch // each * each)
     return replace(
         job,
-        model=replace(job.model, weights=None),
+        model=replace(job.model, weights=_without_file(job.model.start)),
         data=replace(job.data, batch=batch),
         train=replace(job.train, compile=False, on_spike=None),
         memory=replace(job.memory, limit=_UNLIMITED, recompute="none"),
@@ -67,6 +68,13 @@ def _without_training(job: JobSpec) -> JobSpec:
         expect=(),
         sweep={},
     )
+
+
+def _without_file(start: Pretrained | None) -> Pretrained | None:
+    """Returns how a checkpoint holds the weights, whose file is not read."""
+    if start is None or start.quantize is None:
+        return None
+    return Pretrained(path="", quantize=start.quantize, span=start.span)
 
 
 @contextlib.contextmanager

@@ -170,7 +170,8 @@ def _write(analysis: Analysis, file: str) -> None:
     samples = open_samples(analysis)
     spread = torch.arange(sum(COUNTS)) * len(samples) // sum(COUNTS)
     pairs = [batch_aside(samples, part) for part in spread.split(list(COUNTS))]
-    model = build_model(replace(locate_paths(model_step(analysis), job.folder), weights=None), "cpu")
+    step = replace(locate_paths(model_step(analysis), job.folder), weights=None, quantized=())
+    model = build_model(step, "cpu")
     is_structured = analysis.source.structures is not None
     pairs_by_mode: dict[str, list[Pair]] = {}
     for mode in ("train", "eval"):

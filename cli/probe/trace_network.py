@@ -533,7 +533,7 @@ _REMEDIES = {
 def open_weights(trial: Trial) -> Findings[Trial | None]:
     """Adds the tensors of the job's weights if only torch can read them; yields what it cannot read."""
     start = trial.job.model.start
-    if start is None:
+    if start is None or not start.path:
         return None
     try:
         files = files_of(start.path)

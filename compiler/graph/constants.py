@@ -222,10 +222,11 @@ def model_step(analysis: Analysis) -> p.ModelStep:
     network, seed = job.model.network, job.train.seed
     common: dict[str, Any] = {
         "seed": seed,
-        "weights": _weights(analysis, job.model.start) if job.model.start else None,
+        "weights": _weights(job, job.model.start) if job.model.start and job.model.start.path else None,
         "frozen": job.model.freeze,
         "documents": document_end(job, analysis.source),
         "adapter": adapter_step(job.model.adapter),
+        "quantized": analysis.facts.model.quantized if analysis.facts.model is not None else (),
     }
     own = common | ({"ties": model.ties, "reset": model.reset} if model else {})
     if isinstance(network, PythonNetwork):
@@ -237,8 +238,7 @@ def model_step(analysis: Analysis) -> p.ModelStep:
     return p.ModelStep(root=model.root, inits=model.inits, ties=model.ties, channels_last=order, **common)
 
 
-def _weights(analysis: Analysis, start: c.Pretrained) -> p.WeightsStep:
-    job, facts = analysis.job, analysis.facts.model
+def _weights(job: JobSpec, start: c.Pretrained) -> p.WeightsStep:
     try:
         found = files_of(start.path)
     except Unreadable:  # a rule reports it, and no run comes as far as to open them
@@ -254,7 +254,6 @@ def _weights(analysis: Analysis, start: c.Pretrained) -> p.WeightsStep:
         rename=start.rename,
         allow_missing=start.allow_missing,
         allow_unused=start.allow_unused,
-        quantized=facts.quantized if facts is not None else (),
         line=short_line(start.value_span("path")),
     )
 

@@ -74,7 +74,6 @@ class WeightsStep(Record):
     rename: tuple[str, ...] = ()
     allow_missing: tuple[str, ...] = ()
     allow_unused: tuple[str, ...] = ()
-    quantized: tuple[QuantizedWeight, ...] = ()  # frozen weights that are kept in 4 or 8 bits
     line: str = ""
 
 
@@ -112,6 +111,7 @@ class ModelStep(Record):
     reset: bool = False
     documents: int | None = None  # the token that ends a document, within which attention and positions stay
     adapter: AdapterStep | None = None
+    quantized: tuple[QuantizedWeight, ...] = ()  # frozen weights that are kept in 4 or 8 bits
 
 
 @record

@@ -80,11 +80,7 @@ class Pretrained(Call):
         PATTERN_LIST, "patterns of tensors in the file for which the network has no use", default=(), shown="none"
     )
     quantize: str | None = arg(
-        word("nf4", "int8"),
-        "frozen weights of dense layers, but the head's, in 4 or 8 bits by `torchao`: QLoRA (Dettmers et al. 2023, "
-        "arXiv:2305.14314); needs an `adapter`",
-        default=None,
-        shown="none",
+        word("nf4", "int8"), "frozen weights of dense layers in 4 or 8 bits (QLoRA)", default=None, shown="none"
     )
 
 

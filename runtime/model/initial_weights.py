@@ -77,7 +77,7 @@ def load(
         if step.adapter is not None and not any(map(is_of_adapter, shapes_in_file)):
             tensors, shapes = without_adapters(tensors), without_adapters(shapes)
             ties = {base_name(name): base_name(whose) for name, whose in ties.items()}
-        quantized = {base_name(form.name): form for form in weights.quantized}
+        quantized = {base_name(form.name): form for form in step.quantized}
         # A file that this training wrote has the bytes.
         quantized = {name: form for name, form in quantized.items() if shapes_in_file.get(name) != (form.bytes,)}
         shapes |= {name: form.shape for name, form in quantized.items() if name in shapes}

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from dslc.compiler.ir.program import InitStep, ModelStep, ModuleStep
-from dslc.compiler.ir.tensors import QuantizedWeight
 from dslc.compiler.trace.private_torch import own_parameters
 from dslc.runtime.model import modules
 from dslc.runtime.model.errors import ModelError
@@ -132,22 +131,18 @@ def _adapted(module: nn.Module, step: ModelStep) -> nn.Module:
         return module
     from dslc.runtime.model.adapters import add
 
-    if not _quantized(step):
+    if not step.quantized:
         return add(module, step.adapter, step.seed)
     from dslc.runtime.model.quantized_linear import give_memory, quantize_layers
 
     if torch.get_default_device().type != "meta":
-        give_memory(module, _quantized(step), step.seed)
-    return quantize_layers(add(module, step.adapter, step.seed), _quantized(step))
-
-
-def _quantized(step: ModelStep) -> tuple[QuantizedWeight, ...]:
-    return step.weights.quantized if step.weights is not None else ()
+        give_memory(module, step.quantized, step.seed)
+    return quantize_layers(add(module, step.adapter, step.seed), step.quantized)
 
 
 def _without_quantized_weights(step: ModelStep) -> contextlib.AbstractContextManager[None]:
     """Makes a model whose dense layers take no memory, if the job quantizes some."""
-    if not _quantized(step) or torch.get_default_device().type == "meta":
+    if not step.quantized or torch.get_default_device().type == "meta":
         return contextlib.nullcontext()
     from dslc.runtime.model.quantized_linear import dense_layers_without_memory
 

@@ -41,7 +41,7 @@ def check_weights(
 ) -> Iterator[Diagnostic]:
     """Checks `model.weights`; `opened` are the tensors of files that only torch can read, None if they are unknown."""
     start = job.model.start
-    if start is None:
+    if start is None or not start.path:
         return
     if not (yield from passes(_check_renames(start))):
         return
