@@ -110,7 +110,7 @@ SAME_TRAINING: Mapping[type, set[str]] = {
     },
     p.GradientStep: {"kind", "reshard"},
     p.ModelStep: {"channels_last"},
-    p.LossStep: {"compiled"},
+    p.LossStep: {"compiled", "chunks"},
     DataStep: {"workers"},
 }
 # Fields that follow from other settings or from the machine. Placement is compared as the plan shows it.
@@ -123,12 +123,13 @@ DERIVED: Mapping[type, set[str]] = {
         *("replicas", "averages", "static_graph", "unused", "search", "units", "accumulate"),
     },
     p.ModelStep: {"inits", "seed", "reset"},
+    p.LossStep: {"head"},
     p.OptimizerStep: {"state", "counts", "fused", "group_state", "base_lr", "closure"},
     p.LearningRateStep: {"steps"},
     p.ExchangeStep: {"agrees", "pieces"},
     DataStep: {"seed", "whole", "structured", "ignore"},
     DataNode: {"shares", "last_shares", "microbatch", "microbatches"},
-    TrainingNode: {"check_replicas", "compiled", "restarts"},
+    TrainingNode: {"check_replicas", "chunked", "compiled", "restarts"},
 }
 _WHERE = {"line", "folder"}  # the place in a file at which something is written
 

@@ -84,6 +84,7 @@ class _Account:
         self._others = self._first = 0  # bytes of other micro-batches and stages; the first layer of the stage
         self._optimizer = OptimizerBytes(self._job, staging.optimizer)
         self._updated: list[tuple[ParameterNode, int]] = []  # parameters, and the numbers that the rank updates
+        self._chunked = staging.chunked_head
         self._whole = whole_loss_bytes(staging)  # of a loss that compares samples
         self._most = -1
 
@@ -396,12 +397,16 @@ class _Account:
 
     def _loss(self, gradients: int, communication: int, activations: int) -> None:
         forward = int(self._samples * loss_bytes(self._job, self._model)[0])
+        if self._chunked is not None:
+            forward = 4 * self._chunked.tokens  # the losses of the tokens
         if self._whole is not None and self._layout.microbatches == 1:
             forward = self._whole.forward
         self._stop("loss", None, gradients, communication, activations + forward, phase="point", by_layer=True)
 
     def _backward_of_loss(self, gradients: int, communication: int, activations: int) -> None:
         most = int(self._samples * max(loss_bytes(self._job, self._model)[1:]))
+        if self._chunked is not None:
+            most = 8 * self._chunked.tokens
         if self._whole is not None and self._layout.microbatches == 1:
             most = self._whole.backward
         self._stop("backward pass of the loss", None, gradients, communication, activations + most)

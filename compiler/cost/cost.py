@@ -12,7 +12,7 @@ from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.operations.coordinate import place_of
 from dslc.compiler.operations.moments import StepOperation, traffic
 from dslc.compiler.operations.step import operations
-from dslc.compiler.placement.cross_sample_losses import makes_outputs_ahead
+from dslc.compiler.placement.losses import makes_outputs_ahead
 from dslc.compiler.placement.sharding import recomputed
 from dslc.compiler.placement.shares import largest
 from dslc.compiler.placement.staging import Staging
@@ -56,6 +56,8 @@ class RankCost(Record):
         job, model = staging.job, staging.model
         blocks = set(recomputed(job, model)) if job.memory.recompute != "selective" else set()
         layers = [model.of_a_rank[n] for stage in staging.stages_of(self.pipeline) for n in staging.stages[stage]]
+        if staging.chunked_head is not None:
+            blocks.add(staging.chunked_head.module)
         recomputed_flops = sum(layer.forward_flops for layer in layers if layer.name in blocks)
         if makes_outputs_ahead(job, staging.layout):
             recomputed_flops += sum(layer.forward_flops for layer in layers)

@@ -47,8 +47,8 @@ from dslc.compiler.ir.actions import Payload, TrafficNode
 from dslc.compiler.ir.nodes import LayerNode
 from dslc.compiler.ir.records import StageTime, StepEnd, TimeSource
 from dslc.compiler.operations.exchange_rules import RULES
-from dslc.compiler.placement.cross_sample_losses import makes_outputs_ahead
 from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.losses import makes_outputs_ahead
 from dslc.compiler.placement.sharding import recomputed
 from dslc.compiler.placement.staging import Staging
 from dslc.dsl.record import Record, record
@@ -227,6 +227,8 @@ def _stage_times(staging: Staging, times: _Times) -> tuple[list[float], list[flo
     """Returns seconds of each stage on one micro-batch, forward, and backward with recomputation."""
     job, layout, model = staging.job, staging.layout, staging.model
     blocks = set(recomputed(job, model)) if job.memory.recompute != "selective" else set()
+    if staging.chunked_head is not None:
+        blocks.add(staging.chunked_head.module)
     samples = staging.workload.expected_share / layout.microbatches
     often = 2 if makes_outputs_ahead(job, layout) else 1
     forward, backward = [], []
@@ -250,6 +252,8 @@ def _with_launches(
     """
     layers = staging.model.of_a_rank
     blocks = set(recomputed(staging.job, staging.model))
+    if staging.chunked_head is not None:
+        blocks.add(staging.chunked_head.module)
     added = [0.0] * staging.layout.sizes["pipeline"]
     passes: tuple[list[float], list[float]] = [], []
     for stage, rank, forward_time, back in zip(staging.stages, staging.placement, forward, backward, strict=True):

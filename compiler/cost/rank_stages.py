@@ -25,6 +25,7 @@ from dslc.compiler.cost.layer_bytes import (
     saved_input_bytes,
     sent_bytes,
 )
+from dslc.compiler.cost.loss_bytes import chunked_bytes, chunked_halves
 from dslc.compiler.cost.schedule_cost import HeldBytes, bytes_beside
 from dslc.compiler.ir.memory import Halves
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
@@ -82,6 +83,7 @@ class LayerSizes:
 
     def __init__(self, staging: Staging) -> None:
         self._job, self._layout, self._model = staging.job, staging.layout, staging.model
+        self._staging, self._chunked = staging, staging.chunked_head
         self.samples = staging.workload.microbatch / staging.layout.sizes["context"]
         self.recomputation = recomputation(self._job, self._model)
         self._channels_last = channels_last(self._layout, staging.sharding, self._model)
@@ -99,12 +101,17 @@ class LayerSizes:
     def halves(self, layer: LayerNode) -> Halves:
         key = self._model.equal_layers.get(id(layer), 0)
         if key not in self._halves or not key:
-            self._halves[key] = halves_bytes(self._job, layer, self.samples)
+            halves = halves_bytes(self._job, layer, self.samples)
+            if self._chunked is not None and layer.name == self._chunked.module:
+                halves = chunked_halves(self._staging, self.of_layer(layer))
+            self._halves[key] = halves
         return self._halves[key]
 
     def _layer_bytes(self, layer: LayerNode, recompute: Recomputation) -> LayerBytes:
         on_cpu = self._layout.device == "cpu"
         sizes = layer_bytes(self._job, layer, recompute, self.samples, on_cpu=on_cpu, channels_last=self._channels_last)
+        if self._chunked is not None and layer.name == self._chunked.module:
+            sizes = chunked_bytes(self._staging, layer, sizes)
         if not self._draws_again(recompute.layer):
             return sizes
         if not sizes.backward:
@@ -128,6 +135,8 @@ class LayerSizes:
 
     def boundary_bytes(self, layer: int) -> int:
         """Returns the bytes of a micro-batch that a stage ending with this layer sends."""
+        if layer + 1 == len(self._model.layers) and self._chunked is not None:
+            return 4 * self._chunked.tokens
         if layer not in self._boundaries:
             self._boundaries[layer] = int(self.samples * sent_bytes(self._job, self._model, layer))
         return self._boundaries[layer]
@@ -184,7 +193,8 @@ class RankStages:
         outputs = [self._sizes.boundary_bytes(stage[-1]) for stage in stages]
         crosses = [a != b for a, b in pairwise(schedule.placement)]  # else it lies where the next receives
         messages = [size * sends for size, sends in zip(outputs, crosses, strict=False)]  # of each cut
-        of_loss = int(self.samples * loss_kept_bytes(self._job, self._model)) + outputs[-1] if self.has_loss else 0
+        kept_by_loss = 0 if self._staging.chunked_head else int(self.samples * loss_kept_bytes(self._job, self._model))
+        of_loss = kept_by_loss + outputs[-1] if self.has_loss else 0
         unsplit = {0, *stages_with_whole_backward(self._job, self._model, stages, schedule)}
         received = self._received_inputs()
         # Each micro-batch has its own masks and copies of weights; its input lies where it was received.

@@ -27,7 +27,7 @@ from dslc.compiler.operations.pipeline import messages
 from dslc.compiler.operations.weights import numbers, shared_weights, weight_groups
 from dslc.compiler.operations.zero1 import updated_numbers
 from dslc.compiler.placement.axes import AXES
-from dslc.compiler.placement.cross_sample_losses import makes_outputs_ahead
+from dslc.compiler.placement.losses import makes_outputs_ahead
 from dslc.compiler.placement.lowering import Issue, lowered, row_without_pipeline
 from dslc.compiler.placement.schedules import ScheduleTable
 from dslc.compiler.placement.sharding import Sharding, offloaded, trained

@@ -29,9 +29,9 @@ from dslc.compiler.model.job_steps import (
     transformers_step,
 )
 from dslc.compiler.model.outputs import classes_come_first
-from dslc.compiler.placement.cross_sample_losses import compared_ranks
 from dslc.compiler.placement.draws import draw_step
 from dslc.compiler.placement.exchange import ExchangePolicy
+from dslc.compiler.placement.losses import compared_ranks
 from dslc.compiler.placement.sharding import (
     channels_last,
     compiles_loss,
@@ -72,7 +72,11 @@ def constants(analysis: Analysis) -> Iterator[tuple[str, NodeRecord]]:
     together = compared_ranks(job, analysis.layout)
     output = analysis.model.output if analysis.model is not None else None
     loss = loss_step(job, analysis.source, output)
-    yield "loss", replace(loss, together=together, compiled=compiles_loss(job, cut=analysis.layout.sizes["tensor"] > 1))
+    compiled = compiles_loss(job, cut=analysis.layout.sizes["tensor"] > 1)
+    head = analysis.staging.chunked_head if analysis.staging is not None else None
+    if head is not None:
+        loss, compiled = replace(loss, head=head.module, chunks=head.chunks), False
+    yield "loss", replace(loss, together=together, compiled=compiled)
     yield "data", data_step(analysis)
     yield "optimizer", optimizer_step(analysis)
     yield "learning rate", _learning_rate(analysis)

@@ -223,6 +223,7 @@ def _training(plan: PlanGraph) -> records.TrainingNode:
         clip=training.clip,
         clip_value=training.clip_value,
         compiled=_compiled(training, plan.one(p.LossStep)),
+        chunked=_chunked(plan.one(p.LossStep)),
         seed=training.seed,
         restarts=training.restarts,
         check_replicas=training.check_replicas,
@@ -248,6 +249,11 @@ def _compiled(training: p.Training, loss: p.LossStep) -> str:
         return ""
     network = "the network" if training.compiled == ("",) else plural(len(training.compiled), "block")
     return f"{network} and the loss" if loss.compiled else network
+
+
+def _chunked(loss: p.LossStep) -> str:
+    """Returns how a head computes the loss in chunks, in words; "" if the loss takes whole logits."""
+    return f"`{loss.head}` and the loss in {plural(loss.chunks, 'chunk')} of a micro-batch" if loss.head else ""
 
 
 def optimizer_text(step: p.OptimizerStep) -> str:

@@ -118,11 +118,9 @@ class ModelStep(Record):
 class LossStep(Record):
     """The loss, as a sum over samples or tokens; the runtime divides it by the global count.
 
-    `counts` is the unit: `samples`; `tokens` (all elements of the target, known from its shape); `kept`: the elements
-    of the target that are not `ignore`; `own`: what the loss itself counts. The ranks must sum `kept` before the first
-    backward, and `own` after the last. `own` as a kind is the loss that the model returns. A loss that compares samples
-    is over the samples of `together` neighbours along the data axis; 0: each has its own loss. `compiled`:
-    torch.compile compiles it, so that no scores in float32 exist beside the scores in 16 bits.
+    `counts` is the unit: `samples`; `tokens`; `kept`, the tokens that are not `ignore`; `own`, what the loss counts.
+    The ranks must sum `kept` before the first backward, and `own` after the last. The kind `own` is the model's own
+    loss. A loss that compares samples is over `together` data ranks. The dense layer `head` runs it in `chunks`.
     """
 
     kind: Literal["cross_entropy", "mse", "l1", "bce", "contrastive", "python", "own"]
@@ -133,6 +131,8 @@ class LossStep(Record):
     line: str = ""
     together: int = 0
     compiled: bool = False
+    head: str = ""
+    chunks: int = 1
 
 
 @record

@@ -353,6 +353,7 @@ class TrainingNode(Record):
     clip: float | None
     clip_value: float | None = None
     compiled: str = ""  # what torch.compile compiles, in words
+    chunked: str = ""  # how the loss is computed in chunks, in words
     seed: int
     restarts: int = 0
     check_replicas: int = 0  # steps

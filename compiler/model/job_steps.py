@@ -14,7 +14,7 @@ from dslc.compiler.ir import program as p
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.outputs import classes_come_first
-from dslc.compiler.placement.cross_sample_losses import compares
+from dslc.compiler.placement.losses import compares
 from dslc.compiler.placement.sharding import low_copy, low_dtype
 from dslc.compiler.placement.workload import ignored, loss_divisor
 from dslc.dsl.language import calls as c

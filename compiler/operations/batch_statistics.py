@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dslc.compiler.ir.actions import Payload
 from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.moments import ALL_PASSES, StepOperation, operation
-from dslc.compiler.placement.cross_sample_losses import makes_outputs_ahead
+from dslc.compiler.placement.losses import makes_outputs_ahead
 from dslc.compiler.placement.sharding import recomputed
 
 

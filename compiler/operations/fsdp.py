@@ -13,7 +13,7 @@ from dslc.compiler.operations.buckets import buffer_buckets
 from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.exchange_rules import RULES
 from dslc.compiler.operations.moments import Moment, RankGroup, StepOperation, operation
-from dslc.compiler.placement.cross_sample_losses import makes_outputs_ahead
+from dslc.compiler.placement.losses import makes_outputs_ahead
 from dslc.compiler.placement.lowering import Issue, row_of, row_without_pipeline
 from dslc.compiler.placement.sharding import Sharding, Unit, searches, with_copies
 

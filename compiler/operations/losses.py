@@ -14,7 +14,7 @@ from math import prod
 from dslc.compiler.ir.actions import Payload
 from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.moments import LAST_OUTPUT, LAST_OUTPUT_AHEAD, RankGroup, StepOperation, operation
-from dslc.compiler.placement.cross_sample_losses import compared_ranks, makes_outputs_ahead
+from dslc.compiler.placement.losses import compared_ranks, makes_outputs_ahead
 from dslc.compiler.placement.shares import largest
 from dslc.compiler.placement.staging import Staging
 from dslc.dsl.language.calls import Contrastive

@@ -16,8 +16,9 @@ by style (runtime/parallel/tensor_parallel.py), where T is the module's whole in
     summed                          backward, for each call, an all-reduce of the gradient of each of its own parameters
 
 There is no backward exchange if nothing before the module trains. The loss over shares of the classes has three
-all-reduces of one float32 for each target: the largest score, the sum, and the score of the target. If a block is
-recomputed, so are its collectives, up to the last module that saves something: there torch stops.
+all-reduces of one float32 for each target: the largest score, the sum, and the score of the target. A loss in chunks
+has these of each chunk, and with label smoothing one of the sum of all scores. If a block is recomputed, so are its
+collectives, up to the last module that saves something: there torch stops.
 
 Contract: kind, count and bytes equal torch 2.13's, which tests/training/test_collectives.py checks.
 
@@ -41,9 +42,11 @@ from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.moments import BACKWARD, FORWARD, WEIGHT_GRADIENTS, Moment, StepOperation, operation
-from dslc.compiler.placement.cross_sample_losses import makes_outputs_ahead
+from dslc.compiler.placement.losses import ChunkedHead, makes_outputs_ahead
 from dslc.compiler.placement.sharding import low_copy, low_dtype, low_precision, recomputed
+from dslc.compiler.placement.shares import piece
 from dslc.compiler.placement.tensor_plan import calls_by_layer
+from dslc.dsl.language.calls import CrossEntropy
 from dslc.dsl.record import Record, record
 
 _KEEP_NOTHING = ("flatten", "last_step", "mean_steps", "positional_embedding", "attention", "gated_mlp")  # itself
@@ -110,6 +113,8 @@ class _TensorAxis:
         self._model, self._plan, self._names = model, place.cuts, place.whole.with_gradients
         self._ranks, self._context = layout.sizes["tensor"], layout.sizes["context"]
         self._microbatches = layout.microbatches
+        self._chunked = place.whole.chunked_head if self._plan.chunked_loss else None
+        self._smooths = isinstance(job.model.loss, CrossEntropy) and job.model.loss.label_smoothing > 0
         self._low = low_precision(job)
         self._half = low_copy(job)
         self._word = low_dtype(job)
@@ -145,10 +150,22 @@ class _TensorAxis:
                 for _ in range(self._summed[q.name.rpartition(".")[0]]):  # each call by itself
                     yield self._collective("all_reduce", Payload.PARTIAL_GRADIENTS, self._microbatches * q.count, False)
             flows = flows or bool(trains)
+        if ends and self._chunked is not None:
+            yield from self._loss_of_chunks(self._chunked)
         if ends and self._plan.loss_parallel:
             targets = samples * prod(self._model.output.shape[:-1]) // self._context
             for _ in ("the largest score", "the sum", "the target's score"):
                 yield _TensorCollective("all_reduce", Payload.LOSS_PARTS, "float32", 4 * targets)
+
+    def _loss_of_chunks(self, head: ChunkedHead) -> Iterator[_TensorCollective]:
+        """Yields the all-reduces of each chunk: the largest score, the sum, the target's score, and the sum of scores
+        where labels are smoothed.
+        """
+        for chunk in range(head.chunks):
+            start, stop = piece(head.tokens, head.chunks, chunk)
+            for _ in range(4 if self._smooths else 3):
+                size = 4 * self._microbatches * (stop - start)
+                yield _TensorCollective("all_reduce", Payload.LOSS_PARTS, "float32", size)
 
     def _of_style(
         self, style: TensorStyle, call: _StyledCall, samples: int, before: bool, after: bool, again: bool

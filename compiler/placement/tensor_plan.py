@@ -9,8 +9,8 @@ Model: a value between layers is whole on each rank, or a piece of the sequence,
   Separate projections are columns too, and norms of heads are summed; of a gated network `gate_proj` and `up_proj` are
   columns, `down_proj` a row.
 - Two dense layers with only activations between them are a column and a row.
-- A table of tokens is cut by rows. So is the dense layer at the end, whose scores stay in shares for plain cross
-  entropy, and are put together for any other loss.
+- A table of tokens is cut by rows. So is the dense layer at the end, whose scores stay in shares for cross entropy that
+  is plain or in chunks, and are put together for any other loss.
 - All else is on every rank.
 
 For a network that a function makes, the job or its library names modules and styles (tensor_patterns.py); if cut at the
@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 from dslc.compiler.ir.nodes import ModelGraph, ParameterNode
 from dslc.compiler.ir.steps import ModuleStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
+from dslc.compiler.placement.losses import wants_chunks
 from dslc.compiler.placement.shares import largest
 from dslc.compiler.placement.tensor_patterns import resolve_styles
 from dslc.dsl.language import calls as c
@@ -59,6 +60,7 @@ class TensorPlan:
     styles: list[tuple[str, TensorStyle]] = field(default_factory=list)
     parts: dict[str, tuple[int, ...]] = field(default_factory=dict)  # rows of each part of a column
     loss_parallel: bool = False
+    chunked_loss: bool = False  # the head computes the loss on its scores, which stay in shares
     sequence: bool = False
     unknown: list[str] = field(default_factory=list)
     uneven: list[tuple[str, str, int]] = field(default_factory=list)
@@ -128,15 +130,17 @@ def _of_patterns(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
     plan = TensorPlan(styles=resolved.styles, parts=resolved.parts, uneven=resolved.uneven)
     head = shares.head if shares else ""
     if dict(resolved.styles).get(head) in (TensorStyle.COLUMN, TensorStyle.GATHERED):
-        plan.loss_parallel = _in_shares(job)
-        style = TensorStyle.SCORES if plan.loss_parallel else TensorStyle.GATHERED
+        style = _head_style(job, plan)
         plan.styles = [(name, style if name == head else own_style) for name, own_style in resolved.styles]
     return plan
 
 
-def _in_shares(job: JobSpec) -> bool:
-    """True if the loss can be computed on scores that the ranks have in shares."""
-    return isinstance(job.model.loss, c.CrossEntropy) and job.model.loss.label_smoothing == 0
+def _head_style(job: JobSpec, plan: TensorPlan) -> TensorStyle:
+    """Returns the style of the head, and notes in the plan how the loss is computed on scores in shares."""
+    plan.chunked_loss = wants_chunks(job)
+    plain = isinstance(job.model.loss, c.CrossEntropy) and job.model.loss.label_smoothing == 0
+    plan.loss_parallel = plain and not plan.chunked_loss
+    return TensorStyle.SCORES if plan.loss_parallel or plan.chunked_loss else TensorStyle.GATHERED
 
 
 def shape_on_a_rank(plan: TensorPlan, ranks: int) -> Callable[[ParameterNode], tuple[int, ...]]:
@@ -331,8 +335,7 @@ def _head(
         plan.uneven.append((name, "vocab" if shared else "features", classes))
     is_divisible = bool(classes) and classes % ranks == 0
     if is_divisible:
-        plan.loss_parallel = _in_shares(job)
-        style = TensorStyle.SCORES if plan.loss_parallel else TensorStyle.GATHERED
+        style = _head_style(job, plan)
         plan.styles.append((name, style.of_pieces if follows_run else style))
         plan.pieces.update((name,) if follows_run else ())
     for run in runs:

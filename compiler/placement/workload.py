@@ -12,9 +12,9 @@ from typing import Literal
 
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.steps import StreamStep
-from dslc.compiler.placement.cross_sample_losses import compares
 from dslc.compiler.placement.epochs import Epoch, check_batch, counts, share_weights
 from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.losses import compares
 from dslc.compiler.placement.shares import deal, largest
 from dslc.compiler.placement.streams import stream_of
 from dslc.dsl.diagnostics import Diagnostic, Findings, judge, passes

@@ -24,6 +24,7 @@ from dslc.compiler.rules.data.padding import check_padding
 from dslc.compiler.rules.data.samplers import check_sampler
 from dslc.compiler.rules.data.structures import check_structure_axes, check_structures
 from dslc.compiler.rules.model.adapters import check_adapter
+from dslc.compiler.rules.model.chunked_loss import check_chunks
 from dslc.compiler.rules.model.cross_sample_losses import check_loss_axes, check_whole_loss
 from dslc.compiler.rules.model.forward_passes import check_forward_passes
 from dslc.compiler.rules.model.quantization import check_quantization
@@ -94,6 +95,7 @@ JOB: Rules = (
     (lambda k: check_structures(k.job, k.source, k.facts.model), ()),
     (lambda k: check_own_step(k.job), ()),
     (lambda k: check_whole_loss(k.job, k.source, k.facts.model), ()),
+    (lambda k: check_chunks(k.job, k.source, k.layout, k.workload, k.model), ()),
     (lambda k: job_rules.check_sequence_length(k.job), ()),
     (lambda k: job_rules.check_length(k.job, k.layout, k.workload), ()),
     (lambda k: check_exchange(k.job, k.layout, k.model), ()),

@@ -335,6 +335,7 @@ def _training(plan: PlanView) -> list[str]:
         ("precision", training.precision),
         ("clip", _clip(training)),
         *([("compiled", training.compiled)] if training.compiled else []),
+        *([("logits", training.chunked)] if training.chunked else []),
         ("seed", str(training.seed)),
     ]
     if training.on_spike:

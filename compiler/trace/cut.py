@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import nn
 
-from dslc.compiler.trace.private_torch import own_parameters
+from dslc.compiler.trace.private_torch import own_parameters, storage_identity
 
 
 class ModuleCut:
@@ -125,3 +126,27 @@ def _kind(module: nn.Module) -> object:
 
 def _within(path: str, ancestor: str) -> bool:
     return path.startswith(ancestor + ".")
+
+
+DenseOutputs = Sequence[tuple[str, object]]  # the path of a dense layer and what a call returns, in order
+
+
+@contextmanager
+def dense_outputs(model: nn.Module) -> Iterator[DenseOutputs]:
+    """Yields the outputs of torch's own dense layers in the forward passes inside."""
+    outputs: list[tuple[str, object]] = []
+    with ExitStack() as hooks:
+        for path, module in model.named_modules():
+            if type(module) is nn.Linear:
+                handle = module.register_forward_hook(lambda *call, path=path: outputs.append((path, call[-1])))
+                hooks.callback(handle.remove)
+        yield outputs
+
+
+def head_among(outputs: DenseOutputs, output: object, written: Collection[int]) -> str:
+    """Returns the dense layer, called once, whose output is the model's and is not `written` in place; "" if none."""
+    paths = [path for path, _ in outputs]
+    for path, result in outputs:
+        if result is output and isinstance(result, torch.Tensor) and paths.count(path) == 1:
+            return "" if storage_identity(result) in written else path
+    return ""

@@ -32,7 +32,7 @@ from dslc.compiler.ir.tensors import DType, TensorFact
 from dslc.compiler.trace.batch import LARGE, SMALL, Example, Outputs, grown, without_numbers
 from dslc.compiler.trace.code_place import HostDraws, line_of, place_of
 from dslc.compiler.trace.compiled import kept_by_blocks
-from dslc.compiler.trace.cut import ModuleCut
+from dslc.compiler.trace.cut import ModuleCut, dense_outputs, head_among
 from dslc.compiler.trace.draws import Draw, classify, draw_at
 from dslc.compiler.trace.flops import check_dtypes, flops_of, is_of_cudnn
 from dslc.compiler.trace.instantiate import (
@@ -175,7 +175,6 @@ def _buffers(model: nn.Module, make: Callable[[], object]) -> dict[str, torch.Te
 
 def _facts_of(traced_module: TracedModule, settings: _Settings) -> ModelFacts:
     """Runs the module and returns its facts."""
-
     model, reuse = traced_module.model, settings.skipped
     traced = replace(traced_module, cut=reuse.remaining(traced_module.cut))
     first_count = _Count(traced)
@@ -183,6 +182,7 @@ def _facts_of(traced_module: TracedModule, settings: _Settings) -> ModelFacts:
     draws, trained = HostDraws(model), {name: p.requires_grad for name, p in model.named_parameters()}
     with (
         _normalised(model) as values,
+        dense_outputs(model) as dense,
         _writing(model, first_count) as (written_names, parameters_written),
         draws.watch(),
     ):
@@ -211,6 +211,7 @@ def _facts_of(traced_module: TracedModule, settings: _Settings) -> ModelFacts:
         layers=_layers(traced_module.cut, first_count, float32, autocast),
         output=fact(output, SMALL) if isinstance(output, torch.Tensor) else grown(output, larger).flat,
         structured=not isinstance(output, torch.Tensor),
+        head=head_among(dense, output, first_count.written),
         batch_norm_values=min(values, default=None),
         noise=bool(first_count.draws),
         changed=tuple(written_names),
@@ -236,7 +237,6 @@ def _memories(
     """Runs the module with its frozen parameters; returns the output and the draws for the larger batch, and the memory
     of each layer in float32 and under autocast. FLOPs of the backward pass are then of parameters that train.
     """
-
     traced = first_count.traced
     with frozen_parameters(traced.model, settings.frozen) as some:
         counts = first_count

@@ -118,6 +118,7 @@ class CrossEntropy(Call):
 
     ignore: int = arg(Int(), "the target that does not count", default=-100)
     label_smoothing: float = arg(Float(min=0, below=1), "the share of the target spread over all classes", default=0.0)
+    chunks: int | str = arg(either(_COUNT, word("auto")), "parts in which the last layer and the loss run", default=1)
 
 
 @call("loss", "mse")

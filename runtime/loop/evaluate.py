@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dslc.compiler.ir.program import JobProgram, MetricStep, RankPlace
+from dslc.compiler.ir.program import JobProgram, LossStep, MetricStep, RankPlace
 from dslc.compiler.placement.shares import largest, piece
 from dslc.compiler.trace.structures import Structure, call, map_tensors
 from dslc.runtime.data.batches import read_batches, split_batches
@@ -40,6 +40,7 @@ from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.parallel.tensor_parallel import unshard_output
 from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.step.full_batch import concatenate
+from dslc.runtime.technique.chunked_head import computes_losses
 from dslc.runtime.technique.precision import autocast
 
 _LOSS = MetricStep(kind="loss", name="loss")
@@ -61,6 +62,7 @@ def evaluate(
     summed = Metrics([step for step in separable if not keeps(step)], job.loss, parts.device)
     stateful = [StatefulMetric(step, job.loss, parts.device) for step in steps if keeps(step)]
     mesh, cut = mesh_of(job), piece_of(job)
+    needs_logits = any(not _is_sum_of_losses(step, job.loss) for step in steps)
     with evaluating(parts):
         size = batch_size(job, place)
         pass_batches = (
@@ -69,13 +71,14 @@ def evaluate(
             else _batches(job, place, parts, splits, split)
         )
         for input, target, counts in pass_batches:
-            output = forward(job, parts, cut(input))
+            own_target = cut(target)
+            output = forward(job, parts, cut(input), None if needs_logits else own_target)
             if output is None:
                 continue
             if full_evaluation is not None:
                 full_evaluation.add(output, target, counts)
             if counts:
-                summed.update(output, cut(target))
+                summed.update(output, own_target)
             if stateful:
                 output = gather_output(job, output)
             for metric in stateful if counts else ():
@@ -95,6 +98,11 @@ def evaluate(
     return values
 
 
+def _is_sum_of_losses(step: MetricStep, loss: LossStep) -> bool:
+    """True if the metric follows from the losses of the targets. Perplexity is defined without label smoothing."""
+    return step.kind == "loss" or (step.kind == "perplexity" and not loss.arguments.get("label_smoothing"))
+
+
 def named(by_split: Mapping[str, dict[str, Value]]) -> dict[str, Value]:
     """Returns the metrics of several splits by one name each: `loss`, or `clean.loss` of a set of that name."""
     return {
@@ -104,8 +112,15 @@ def named(by_split: Mapping[str, dict[str, Value]]) -> dict[str, Value]:
     }
 
 
-def forward(job: JobProgram, parts: TrainingComponents, input: Structure) -> Structure:
-    """Returns the model's output for `input`; None if another rank of a pipeline has it."""
+def forward(job: JobProgram, parts: TrainingComponents, input: Structure, target: Structure | None = None) -> Structure:
+    """Returns the model's output for `input`; None if another rank of a pipeline has it. With `target` a head that
+    computes losses in chunks returns these in place of logits.
+    """
+    with computes_losses(parts.plain, job.loss, target):
+        return _output(job, parts, input)
+
+
+def _output(job: JobProgram, parts: TrainingComponents, input: Structure) -> Structure:
     if parts.pipeline is not None:
         output = parts.pipeline.forward(input)
     else:

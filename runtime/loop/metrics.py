@@ -97,6 +97,8 @@ def _cross_entropy(loss: LossStep) -> Measure:
     """Returns the cross entropy without label smoothing, by which perplexity is defined."""
 
     def measure(output: Tensor, target: Tensor) -> tuple[Tensor, int | Tensor]:
+        if loss.head and output.shape == target.shape:
+            return output.sum(), count(loss, target)  # the head has computed the losses
         scores, labels = classes_last(loss, wide(output), target)
         ignore = -100 if loss.ignore is None else loss.ignore
         counted_labels = _counted_labels(labels, loss)

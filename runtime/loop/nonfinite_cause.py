@@ -82,10 +82,11 @@ def repeat(job: JobProgram, parts: TrainingComponents, batch: StepBatch, observa
     watch, cut, finite = _OutputWatch(parts), piece_of(job), True
     for number, (input, target) in enumerate(batch.micro):
         watch.micro = number
-        output = forward(job, parts, cut(input))
+        own_target = cut(target)
+        output = forward(job, parts, cut(input), own_target)
         if output is not None:
             with autocast(job.precision, parts.device):
-                finite &= math.isfinite(parts.loss(output, cut(target)).item())
+                finite &= math.isfinite(parts.loss(output, own_target).item())
     parts.engine.let_go()
     observation.culprit, observation.finite_again, observation.draws = (
         watch.found,

@@ -10,7 +10,8 @@ or, between a column and a row, a share of the features. Each style by the input
     summed                          shares, of any kind: shares; all parameters on every rank, their gradients summed
     vocabulary                      tokens: their vectors, whole; each rank has some rows of the table
     gathered, gathered_of_pieces    as a column, put together again
-    scores, scores_of_pieces        as a column, kept in shares for the loss (a DTensor over the classes)
+    scores, scores_of_pieces        as a column, kept in shares for the loss (a DTensor over the classes), or by a head
+                                    that computes the losses itself (technique/chunked_head.py)
     sequence                        a piece: a piece, with the same parameters on every rank (norms)
     split                           the whole; it gets a piece
     gather                          a piece; it passes the whole on
@@ -53,6 +54,13 @@ _LOSS: list[
 ] = []  # torch's context for losses over shares of the classes, once it is open
 
 
+# A head that computes the losses itself gives these, whole on each rank; without targets it gives whole scores.
+_GIVES_WHOLE = {
+    TensorStyle.SCORES: TensorStyle.GATHERED,
+    TensorStyle.SCORES_OF_PIECES: TensorStyle.GATHERED_OF_PIECES,
+}
+
+
 def apply(job: JobProgram, model: nn.Module) -> None:
     """Cuts the modules of `job.tensor`, in place."""
     row_order.begin(job.tensor)
@@ -66,6 +74,8 @@ def apply(job: JobProgram, model: nn.Module) -> None:
         if style is TensorStyle.SUMMED:
             _sum_gradients(model.get_submodule(name), axis)
         else:
+            if name == job.loss.head:
+                style = _GIVES_WHOLE.get(style, style)
             parallelize_module(model.get_submodule(name), axis, _style(style), src_data_rank=None)
             if job.compiled and not any(name.startswith(f"{each}." if each else "") for each in job.compiled):
                 model.get_submodule(name).register_forward_hook(_arrived)

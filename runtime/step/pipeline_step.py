@@ -35,6 +35,7 @@ from dslc.runtime.step.stepper import (
     share_of_mean,
     updater,
 )
+from dslc.runtime.technique.chunked_head import set_targets
 from dslc.runtime.technique.precision import autocast
 from dslc.runtime.technique.sample_draws import SampleDraws
 
@@ -75,8 +76,15 @@ def stepper(
         number, agreed = global_count(job, place, batch, device)
         totals.clear()
         draws.begin(batch)
-        schedule.run([(cut(input), cut(target)) for input, target in batch.micro], draws.enter)
+        micro = [(cut(input), cut(target)) for input, target in batch.micro]
+
+        def enter(number: int) -> None:
+            draws.enter(number)
+            set_targets(parts.plain, job.loss, micro[number][1])
+
+        schedule.run(micro, enter)
         draws.leave()
+        set_targets(parts.plain, job.loss, None)
         agreed()
         engine.complete()
         axis.add_up_shared(named)

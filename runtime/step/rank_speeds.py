@@ -35,6 +35,7 @@ from dslc.runtime.data.samples import Splits, batch_aside
 from dslc.runtime.process.random_numbers import preserve_generators
 from dslc.runtime.process.records import SHARES, naming, note
 from dslc.runtime.step.assemble import TrainingComponents, assemble
+from dslc.runtime.technique.chunked_head import computes_losses
 from dslc.runtime.technique.precision import autocast
 
 ROUNDS, WARM_UP, MIN_PASSES = 2, 2, 3  # rounds; passes that do not count, and passes that do
@@ -126,7 +127,9 @@ def _pass_seconds(job: JobProgram, parts: TrainingComponents, splits: Splits, sa
         if not passes:
             begun = _now(parts.device)
         with autocast(job.precision, parts.device):
-            loss = parts.loss(run_model(input), target) / samples
+            with computes_losses(parts.plain, job.loss, target):
+                output = run_model(input)
+            loss = parts.loss(output, target) / samples
         if loss.requires_grad:
             loss.backward()
         parts.optimizer.zero_grad()

@@ -38,6 +38,7 @@ from dslc.runtime.parallel.unused_parameters import Varying
 from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.step.full_batch import WholeBatch
 from dslc.runtime.technique import dynamo, offload
+from dslc.runtime.technique.chunked_head import computes_losses
 from dslc.runtime.technique.precision import autocast
 from dslc.runtime.technique.sample_draws import SampleDraws
 
@@ -119,8 +120,10 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
 
     def forward(input: Structure, target: Structure) -> Tensor:
         with aside(), autocast(precision, device):
-            output = run_model(cut(input))
-            loss = connected(loss_sum(output, cut(target)), output)
+            own_target = cut(target)
+            with computes_losses(parts.plain, job.loss, own_target):
+                output = run_model(cut(input))
+            loss = connected(loss_sum(output, own_target), output)
             return loss if varying is None else varying.touched(loss, output)
 
     if together is not None:

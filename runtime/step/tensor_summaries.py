@@ -14,8 +14,9 @@ a share of the features. The rank writes a summary for each layout, and the read
 
 Contract: the training is unchanged. Gradients are those before clipping, without the loss scale.
 
-Limits: outputs of modules within a compiled module, of modules whose first dim does not go sample by sample, and of
-columns in parts (model/row_order.py) have no summary. The passes of a recomputation are passed over.
+Limits: outputs of modules within a compiled module, of a head that computes losses in chunks, of modules whose first
+dim does not go sample by sample, and of columns in parts (model/row_order.py) have no summary. The passes of a
+recomputation are passed over.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class TensorRecorder:
         tensor = job.tensor
         self._in_parts = {module for module, _ in tensor.parts} if tensor is not None else set()
         for name, module in parts.plain.named_modules():
-            if name not in self._in_parts and not _is_inside(name, job.compiled):
+            if name not in self._in_parts and not _is_inside(name, job.compiled) and not _has_head(name, job.loss.head):
                 module.register_forward_hook(self._hook(name))
 
     def wrap(self, work: Callable[[StepBatch], StepResult]) -> Callable[[StepBatch], StepResult]:
@@ -240,6 +241,11 @@ class TensorRecorder:
                     ),
                     sums,
                 )
+
+
+def _has_head(name: str, head: str) -> bool:
+    """True if the module is or contains a head that returns losses in place of logits."""
+    return bool(head) and (not name or f"{head}.".startswith(f"{name}."))
 
 
 def _is_inside(name: str, compiled: tuple[str, ...]) -> bool:

@@ -56,6 +56,7 @@ class MeasuredMemory:
 NETWORKS = {
     "gpt": ("gpt(layers = 4, width = 128, heads = 4, context = 64, vocab = 256)", "stdlib()"),
     "tied gpt": ("gpt(layers = 2, width = 64, heads = 2, context = 64, vocab = 4000, tie = true)", "stdlib()"),
+    "wide gpt": ("gpt(layers = 2, width = 64, heads = 2, context = 64, vocab = 4000)", "stdlib()"),
     "convnet": ("convnet(channels = [32, 64])", "digits()"),
     "mlp": ("mlp(widths = [1024, 1024])", "digits()"),
     "resnet": ("resnet(depth = 18, width = 16, stem = small)", "digits()"),
@@ -102,6 +103,7 @@ class Case:
     schedule: str = "1f1b"
     freeze: str = "[]"
     adapter: str = ""
+    chunks: str = "1"
 
     def __str__(self) -> str:
         other = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
@@ -114,7 +116,7 @@ class Case:
         return f"""
 model {{
   network = {network}
-  loss    = cross_entropy()
+  loss    = cross_entropy(chunks = {self.chunks})
   freeze  = {self.freeze}
   {self.adapter and f"adapter = {self.adapter}"}
 }}

@@ -9,6 +9,7 @@ files that the jobs name; the jobs are to be written beside them.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,8 @@ class Drawn:
 
 
 CHECKPOINT = "<checkpoint>"
+CHUNKED = 0.3  # the share of those with cross entropy whose loss is computed in chunks
+_CROSS_ENTROPY = "cross_entropy("
 SAMPLERS = 0.1  # the share of jobs with a sampler
 MIXTURES = 0.06  # the share of jobs with two sources
 AUGMENTED = 0.3  # the share of those on digits whose pictures are augmented instead
@@ -65,6 +68,7 @@ def draw(seed: int, *, compile: float = 0.0, own: float = OWN, odd: float = ODD,
     others = random.Random(f"optimizers {seed}")  # of their own, so that the rest of a job stays
     if optimizer := draw_other_optimizer(others, random.Random(f"newer optimizers {seed}")):
         blocks["train"]["optimizer"] = optimizer
+    blocks["model"]["loss"] = _draw_chunks(random.Random(f"chunks {seed}"), blocks["model"]["loss"])
     if "shuffle" not in blocks["data"] and others.random() < SAMPLERS:
         count = others.choice(("", "", f"samples = {others.randint(8, 90)}"))
         blocks["data"]["sampler"] = others.choice((f"balanced({count})", "by_length(window = 2)"))
@@ -80,6 +84,14 @@ def draw(seed: int, *, compile: float = 0.0, own: float = OWN, odd: float = ODD,
     blocks["model"] |= {"adapter": adapter} if adapter else {}
     blocks["model"]["network"] = draw_dropout(random.Random(f"dropout {seed}"), blocks["model"]["network"], dropout)
     return Drawn(seed=seed, text=_text(blocks), plain=_text(_single_process(blocks)))
+
+
+def _draw_chunks(rng: random.Random, loss: str) -> str:
+    """Returns the loss, now and then in chunks."""
+    if not loss.startswith(_CROSS_ENTROPY) or rng.random() >= CHUNKED:
+        return loss
+    arguments = (f"chunks = {rng.choice(('2', '3', 'auto'))}", loss.removeprefix(_CROSS_ENTROPY)[:-1])
+    return f"{_CROSS_ENTROPY}{', '.join(filter(None, arguments))})"
 
 
 def _draw_own(seed: int, rng: random.Random, compile: float) -> Drawn:
@@ -106,6 +118,7 @@ def _single_process(blocks: Blocks) -> Blocks:
     """Returns the same training in one process."""
     kept = ("model", "data", "train", "evaluate", "log")
     alone = {"devices": {"cpus": "1"}} | {name: blocks[name] for name in kept if name in blocks}
+    alone["model"] = alone["model"] | {"loss": re.sub(r"chunks = \w+(, )?", "", alone["model"]["loss"])}
     alone["train"] = {name: text for name, text in alone["train"].items() if name != "compile"}
     return alone
 

@@ -21,12 +21,14 @@ from dslc.conversion.tools.trainer_settings import (
     set_token_source,
 )
 from dslc.dsl.json_value import Json
+from dslc.dsl.language.registry import AUTO
 
 NAME = "Axolotl"
 _LORA = {"rank": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target_modules",
          "save": "lora_modules_to_save"}  # fmt: skip
 _AUTOS: dict[str, tuple[Json, str]] = {"bf16": (True, "GPUs that have it")}
 _OWN_PLUGINS = "axolotl.integrations."
+_OF_LIGER = "liger_fused_linear_cross_entropy"
 _ALL_LINEAR = '["*_proj"]'
 
 
@@ -45,6 +47,7 @@ def read_axolotl(file: ConfigFile, draft: Draft) -> None:
     set_token_source(reader, "sequence_len")
     read_text_data(reader, "pretraining_dataset" if reader.has("pretraining_dataset") else "datasets")
     _read_adapter(reader)
+    _read_loss(reader, plugins)
     _read_precision(reader)
     read_length(reader, "max_steps", "num_epochs", 1)
     read_optimizer(reader, "optimizer", "adamw_torch_fused")
@@ -66,6 +69,23 @@ def _check_plugins(reader: KeyReader, plugins: list[str]) -> None:
             if reader.has(key):
                 help = f"add the plugin to `plugins`, or remove `{key}`"
                 reader.warn_ignored(key, f"`{key}`: Axolotl ignores it without the plugin of `{package}`", help)
+
+
+def _read_loss(reader: KeyReader, plugins: list[str]) -> None:
+    """Reads the ways to compute the loss without whole logits; a kernel of a plugin works where it is listed."""
+    chunks = reader.whole_number("chunked_cross_entropy_num_chunks") or 8
+    for key, value in ((_OF_LIGER, AUTO), ("cut_cross_entropy", AUTO), ("chunked_cross_entropy", chunks)):
+        package = next((name for name, keys in reader.table.plugins.items() if key in keys), "")
+        if not reader.flag(key):
+            reader.imply(key, "the loss takes whole logits, as by default")
+        elif any(plugin.startswith(package) for plugin in plugins) or not package:
+            reader.put(key, "model.loss", f"cross_entropy(chunks = {value})")
+        else:
+            reader.name(key, "without its plugin it has no effect")
+    if reader.flag("chunked_cross_entropy"):
+        reader.carry("chunked_cross_entropy_num_chunks", f"model.loss = cross_entropy(chunks = {chunks})")
+    else:
+        reader.imply("chunked_cross_entropy_num_chunks", "without `chunked_cross_entropy` it has no effect")
 
 
 def _read_precision(reader: KeyReader) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.facts import SourceFacts
-from dslc.compiler.placement.cross_sample_losses import compares
 from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.losses import compares
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dslc.compiler.ir.actions import Payload
-from dslc.compiler.placement.cross_sample_losses import compares
 from dslc.compiler.placement.exchange import exchange_of
 from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.losses import compares
 from dslc.compiler.placement.workload import Workload
 from dslc.compiler.rules.parallelism.exchange import exchange_span
 from dslc.dsl.diagnostics import Diagnostic, Note

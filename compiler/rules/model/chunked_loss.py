@@ -1,0 +1,91 @@
+"""Rules for cross entropy in chunks: which networks have a head, and what makes whole logits still. E0682, W0683."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.nodes import ModelGraph
+from dslc.compiler.ir.number_text import byte_text
+from dslc.compiler.ir.parameter_names import is_of_adapter
+from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.losses import chunked_head, head_of, wants_chunks
+from dslc.compiler.placement.workload import Workload
+from dslc.dsl.diagnostics import Diagnostic, Note
+from dslc.dsl.language import calls as c
+from dslc.dsl.language import metrics as m
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.registry import AUTO
+from dslc.dsl.remedy import remedy, remove_argument, remove_at, set_argument
+from dslc.dsl.words import plural
+
+BATCHES = 2  # micro-batches that an evaluation computes at a time
+
+
+def check_chunks(
+    job: JobSpec, source: SourceFacts, layout: Layout | None, workload: Workload | None, model: ModelGraph | None
+) -> Iterator[Diagnostic]:
+    """Reports a job whose loss cannot be computed in chunks, and metrics that take whole logits."""
+    loss = job.model.loss
+    if not isinstance(loss, c.CrossEntropy) or not wants_chunks(job):
+        return
+    faults = list(_faults(job, source, model))
+    if layout is not None and layout.sizes["tensor"] > 1:
+        note = Note("the tensor axis", job.parallelism.value_span("tensor"))
+        faults.append(("ranks of the tensor axis have the logits of some classes each", note))
+    for fault, note in faults:
+        yield Diagnostic(
+            "E0682",
+            f"the loss cannot be computed in chunks: {fault}",
+            loss.value_span("chunks"),
+            notes=(note,),
+            help=remedy(remove_argument(loss.span, "chunks")),
+        )
+    if faults or layout is None or workload is None or model is None:
+        return
+    tokens = workload.microbatch * prod(model.output.shape[:-1]) // layout.sizes["context"]
+    if loss.chunks != AUTO and isinstance(loss.chunks, int) and loss.chunks > tokens:
+        what = "token" if model.output.shape[:-1] else "sample"
+        yield Diagnostic(
+            "E0682",
+            f"a micro-batch of a rank has {plural(tokens, what)}, fewer than {loss.chunks} chunks",
+            loss.value_span("chunks"),
+            help=remedy(set_argument(loss.span, "chunks", AUTO)),
+        )
+    elif chunked_head(job, layout, workload.microbatch, model) is not None and workload.validation != 0:
+        yield from _warn_of_metrics(job, loss, layout, workload, model)
+
+
+def _faults(job: JobSpec, source: SourceFacts, model: ModelGraph | None) -> Iterator[tuple[str, Note]]:
+    """Yields each reason why no head can compute the losses, with the place that it comes from."""
+    if job.train.step is not None:
+        yield "a step of your own computes the loss itself", Note("the step", job.train.value_span("step"))
+    if source.structures is not None:
+        why = "its batches are structures, of whose target the tokens are not known"
+        yield why, Note("the source", job.data.value_span("source"))
+    elif model is not None and model.output.shape:
+        head, network = head_of(model), Note("the network", job.model.network_span)
+        if head is None:
+            last = model.layers[-1].kind
+            yield f"the network's output is not that of a dense layer as it is; it ends in `{last}`", network
+        elif any(is_of_adapter(q.name) for q in head.parameters):
+            yield f"the head `{head.name}` has an adapter", Note("the adapter", job.model.value_span("adapter"))
+
+
+def _warn_of_metrics(
+    job: JobSpec, loss: c.CrossEntropy, layout: Layout, workload: Workload, model: ModelGraph
+) -> Iterator[Diagnostic]:
+    sums = (m.LossMetric,) if loss.label_smoothing else (m.LossMetric, m.Perplexity)
+    for metric in job.evaluate.metrics:
+        if isinstance(metric, sums):
+            continue
+        size = 4 * BATCHES * workload.microbatch * prod(model.output.shape) // layout.sizes["context"]
+        yield Diagnostic(
+            "W0683",
+            f"`{metric.word}` takes whole logits: an evaluation makes {byte_text(size)} of them at a time",
+            metric.span or job.evaluate.value_span("metrics"),
+            notes=(Note("training makes them in chunks", loss.value_span("chunks")),),
+            help=remedy(remove_at(metric.span), "; the loss and perplexity are computed in chunks"),
+        )
+        return

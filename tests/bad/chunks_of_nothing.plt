@@ -1,0 +1,5 @@
+import "base/digits.plt"
+
+model {
+  loss = cross_entropy(chunks = 64) #! E0682
+}

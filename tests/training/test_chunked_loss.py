@@ -1,0 +1,95 @@
+"""Cross entropy in chunks trains as with whole logits, on every axis; a rank holds what the account says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from helpers.launcher import Launcher
+from helpers.measured_memory import Case, measure
+from helpers.trained import Trained, agree, train_job
+
+GPT = """
+model {
+  network = gpt(layers = 2, width = 32, heads = 4, context = 16, vocab = 256, tie = TIE)
+  loss    = cross_entropy(ARGUMENTS)
+}
+data {
+  source = synthetic(samples = 200, vocab = 256, context = 16)
+  batch  = 16
+  validation = 10%
+}
+train {
+  steps     = 5
+  optimizer = sgd(lr = 0.3, momentum = 0.9)
+  clip      = 1.0
+}
+evaluate {
+  every   = 2 steps
+  metrics = [loss, perplexity]
+}
+log {
+  every = 1 steps
+}
+"""
+CHUNKS = "chunks = 3"
+
+
+def _job(folder: Path, arguments: str, tie: str = "false") -> Path:
+    job = folder / "job.plt"
+    job.write_text(GPT.replace("ARGUMENTS", arguments).replace("TIE", tie))
+    return job
+
+
+@cache
+def _reference(launcher: Launcher, folder: Path, arguments: str = "", tie: str = "false") -> Trained:
+    folder.mkdir()
+    return train_job(launcher, _job(folder, arguments, tie))
+
+
+def _trains_alike(launcher: Launcher, folder: Path, plan: str, arguments: str = "", tie: str = "false") -> None:
+    reference = _reference(launcher, folder / "reference", arguments, tie)
+    agree(reference, train_job(launcher, _job(folder, f"{arguments}{CHUNKS}", tie), *plan.split()))
+
+
+@pytest.mark.core
+def test_ranks_that_gather_the_head_train_as_one_process_with_whole_logits(launcher: Launcher, tmp_path: Path) -> None:
+    _trains_alike(launcher, tmp_path, "devices.cpus=2 parallelism.zero=3 parallelism.microbatches=2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tie", ["false", "true"])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "",
+        "devices.cpus=2 parallelism.zero=1 memory.recompute=full",
+        "devices.cpus=2 parallelism.context=2",
+        "devices.cpus=2 parallelism.pipeline=2 parallelism.microbatches=4",
+        "devices.cpus=2 parallelism.pipeline=2 parallelism.microbatches=4 parallelism.schedule=zero_bubble",
+    ],
+)
+def test_other_plans(launcher: Launcher, tmp_path: Path, plan: str, tie: str) -> None:
+    _trains_alike(launcher, tmp_path, plan, "label_smoothing = 0.1, ", tie)
+
+
+WIDE = Case(network="wide gpt", chunks="8")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        WIDE,
+        pytest.param(replace(WIDE, chunks="auto", batch=32, precision="bf16", ranks=2, zero=3), marks=pytest.mark.slow),
+        pytest.param(replace(WIDE, microbatches=2, precision="bf16(level = O2)"), marks=pytest.mark.slow),
+        pytest.param(replace(WIDE, ranks=2, pipeline=2, microbatches=4), marks=pytest.mark.slow),
+        pytest.param(replace(WIDE, freeze='["head.*"]'), marks=pytest.mark.slow),
+        pytest.param(replace(WIDE, ranks=2, context=2), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_the_peak_is_the_accounts(case: Case) -> None:
+    found = measure(case.text)
+    assert max(map(abs, found.errors)) <= 0.02, (found.errors, found.predicted, found.at_peak, found.when)
