@@ -36,6 +36,7 @@ EXTRAS = {
     "torchvision": "`augment` of images",
     "offload": "`memory.offload = [optimizer]` on a GPU",
     "peft": "`model.adapter`",
+    "torchao": "weights in 4 or 8 bits: `pretrained(…, quantize = nf4)`",
     "testing": "`dslc.testing`: properties of jobs",
     "lm-eval": "`dslc evaluate --lm-eval`",
     "lsp": "`dslc lsp`: the language server for editors",

@@ -179,6 +179,7 @@ def uncovered(staging: Staging) -> str:
         and staging.sharding.exchange.kind not in _WEIGHT_EXCHANGES,
         "compiled networks": job.train.compile,
         "offloads": bool(job.memory.offload),
+        "weights in 4 or 8 bits": staging.model.has_quantized_weights,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 

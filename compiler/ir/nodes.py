@@ -178,6 +178,11 @@ class ModelGraph(Record):
         return {layer.name: layer for layer in self.layers if layer.name}
 
     @property
+    def has_quantized_weights(self) -> bool:
+        """True if some frozen weights are in 4 or 8 bits."""
+        return any(q.quantized for layer in self.layers for q in layer.parameters)
+
+    @property
     def forward_flops(self) -> int:
         return sum(layer.forward_flops for layer in self.layers)
 
