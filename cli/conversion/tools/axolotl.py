@@ -9,6 +9,7 @@ from dslc.conversion.draft import Draft, quantity, value_text
 from dslc.conversion.key_reader import KeyReader
 from dslc.conversion.key_table import key_table
 from dslc.conversion.tools.axolotl_checks import check_combinations
+from dslc.conversion.tools.chat_sources import read_conversations
 from dslc.conversion.tools.data_sources import read_text_data
 from dslc.conversion.tools.trainer_settings import (
     read_length,
@@ -45,7 +46,9 @@ def read_axolotl(file: ConfigFile, draft: Draft) -> None:
     _read_batch(reader)
     read_model(reader, "base_model")
     set_token_source(reader, "sequence_len")
-    read_text_data(reader, "pretraining_dataset" if reader.has("pretraining_dataset") else "datasets")
+    data = "pretraining_dataset" if reader.has("pretraining_dataset") else "datasets"
+    if not read_conversations(reader, data):
+        read_text_data(reader, data)
     _read_adapter(reader)
     _read_loss(reader, plugins)
     _read_precision(reader)

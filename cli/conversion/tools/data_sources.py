@@ -1,6 +1,6 @@
 """Data that a configuration names: files of text and folders of images on disk, data sets with columns of images.
 
-A data set of conversations or instructions needs the tool's templates and tokenizer: no source of a job reads it.
+A data set of instructions needs the tool's templates: no source of a job reads it. `chat_sources` reads conversations.
 """
 
 from __future__ import annotations
