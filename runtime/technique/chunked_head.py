@@ -156,17 +156,17 @@ class _Settings:
             dist.all_reduce(values, op, group=self.group)
         return values
 
-    def counted(self, targets: Tensor) -> Tensor | None:
+    def mask_targets(self, targets: Tensor) -> Tensor | None:
         """Returns which targets count; None if all do."""
         return None if self.ignore is None else targets != self.ignore
 
-    def own_classes(self, targets: Tensor, counted: Tensor | None, classes: int) -> tuple[Tensor, Tensor | None]:
+    def own_classes(self, targets: Tensor, mask: Tensor | None, classes: int) -> tuple[Tensor, Tensor | None]:
         """Returns the place of each target among this rank's classes, or any place, and which targets are there."""
-        own = counted
+        own = mask
         if self.group is not None:
             targets = targets - self.first
             here = (targets >= 0) & (targets < classes)
-            own = here if counted is None else here & counted
+            own = here if mask is None else here & mask
         return (targets if own is None else targets.masked_fill(~own, 0)).unsqueeze(1), own
 
 
@@ -183,8 +183,8 @@ class _ChunkedLoss(torch.autograd.Function):
         losses, sums = all_losses.view(-1), torch.empty_like(all_losses).view(-1)
         for rows in logits_of.chunks:
             logits = logits_of.compute(rows)
-            counted = settings.counted(targets[rows])
-            place, own = settings.own_classes(targets[rows], counted, logits.shape[1])
+            mask = settings.mask_targets(targets[rows])
+            place, own = settings.own_classes(targets[rows], mask, logits.shape[1])
             of_target = logits.gather(1, place).squeeze(1)
             if own is not None:
                 of_target.masked_fill_(~own, 0)
@@ -195,8 +195,8 @@ class _ChunkedLoss(torch.autograd.Function):
             loss = torch.sub(sums[rows], settings.reduce(of_target).mul_(1 - settings.smoothing), out=losses[rows])
             if of_all is not None:
                 loss.sub_(settings.reduce(of_all), alpha=settings.smoothing / settings.classes)
-            if counted is not None:
-                loss.masked_fill_(~counted, 0)
+            if mask is not None:
+                loss.masked_fill_(~mask, 0)
         ctx.save_for_backward(input, weight, bias, targets, sums)
         ctx.settings = settings
         return all_losses
@@ -213,15 +213,15 @@ class _ChunkedLoss(torch.autograd.Function):
         of_bias = torch.zeros_like(bias, dtype=logits_of.wide) if needs_bias else None
         for rows in logits_of.chunks:
             logits = logits_of.compute(rows)
-            counted = settings.counted(targets[rows])
-            place, own = settings.own_classes(targets[rows], counted, logits.shape[1])
+            mask = settings.mask_targets(targets[rows])
+            place, own = settings.own_classes(targets[rows], mask, logits.shape[1])
             logits.sub_(sums[rows].unsqueeze(1)).exp_()  # probabilities, and from here on their gradients
             if settings.smoothing:
                 logits.sub_(settings.smoothing / settings.classes)
             share = logits.new_full(place.shape, settings.smoothing - 1)
             logits.scatter_add_(1, place, share if own is None else share.masked_fill_(~own.unsqueeze(1), 0))
             scale = gradient[rows].to(logits.dtype)
-            logits.mul_((scale if counted is None else scale.masked_fill(~counted, 0)).unsqueeze(1))
+            logits.mul_((scale if mask is None else scale.masked_fill(~mask, 0)).unsqueeze(1))
             if of_bias is not None:
                 of_bias += logits.sum(0)
             logits = logits_of.round(logits)
