@@ -41,21 +41,21 @@ class OptimizerBytes:
         if self._facts is not None:
             return sum(self._of_one(q, numbers, counts) for q, numbers in updated)
         optimizer, size = self._optimizer, 0
-        for _, numbers in updated:
-            size += 4 * len(optimizer.state) * numbers + (4 * len(optimizer.counts) if counts else 0)
+        for q, numbers in updated:
+            size += optimizer.state_bytes(q.shape, numbers) + (4 * len(optimizer.counts) if counts else 0)
         return size
 
     def scratch(self, updated: Updated) -> int:
         """Returns the bytes of temporary tensors in an update without a fused kernel."""
         if self._facts is None:
-            return 4 * self._with_decay.scratch * sum(numbers for _, numbers in updated)
+            return self._with_decay.scratch_bytes([(q.shape, numbers) for q, numbers in updated])
         sizes = [self._scratches.get(q.name, 0) * numbers // max(1, q.count) for q, numbers in updated]
         return sum(sizes) if self._facts.at_once else max(sizes, default=0)
 
     def of_a_number(self) -> float:
         """Returns the mean of the state's bytes for each number of a parameter."""
         if self._facts is None:
-            return 4.0 * len(self._optimizer.state)
+            return self._optimizer.bytes_of_a_number
         kinds = [sum(fact.bytes for fact in kind if fact.form == "like") for kind in self._facts.kinds]
         sizes = [kinds[kind] for _, kind, _ in self._facts.parameters]
         return sum(sizes) / len(sizes) if sizes else 0.0

@@ -8,6 +8,7 @@ memory, the programs of the ranks, checkpoints and `dslc verify` all read these,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from dslc.dsl.language.calls import PythonCall
@@ -33,9 +34,10 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 class Optimizer(Call):
     """An optimizer; a subclass is its one registration.
 
-    `state` names the tensors that torch keeps for each parameter, of the parameter's shape; `counts` the tensors of one
-    number each. `rounding` is for `dslc verify`: the distance by which rounding may move a parameter in a step, as a
-    share of the learning rate. It is 0 where the update does not divide by a gradient.
+    `state` names the tensors that it keeps for each parameter, of the parameter's shape unless `state_bytes` says
+    otherwise; `counts` the tensors of one number each. `coupling` is the reason why a rank needs whole parameters.
+    `rounding` is for `dslc verify`: the distance by which rounding may move a parameter in a step, as a share of the
+    learning rate. It is 0 where the update does not divide by a gradient.
     """
 
     torch_class: ClassVar[str] = ""  # in `torch.optim`; "": runtime/optimizer or runtime/exchange has it
@@ -44,6 +46,7 @@ class Optimizer(Call):
     fused_takes_shards: ClassVar[bool] = False  # it takes parameters that are DTensors
     fused_skips: ClassVar[bool] = True  # it can skip a step, or a parameter in it, without harm to its state
     rounding: ClassVar[float] = 0.5
+    coupling: ClassVar[str] = ""  # "": each number is updated alone
     apart: ClassVar[tuple[str, ...]] = ("lr",)  # arguments here that are none of its class
 
     lr: float = arg(_LR, _LR_DOC)
@@ -56,6 +59,19 @@ class Optimizer(Call):
     def scratch(self) -> int:
         """Returns the float32 values that an update without the fused kernel makes for each number that it updates."""
         return 1
+
+    @property
+    def bytes_of_a_number(self) -> float:
+        """Returns about how many bytes of state a number of a parameter has."""
+        return 4.0 * len(self.state)
+
+    def state_bytes(self, shape: tuple[int, ...], numbers: int) -> int:
+        """Returns the bytes of the state, but for `counts`, of a parameter of which a rank holds `numbers`."""
+        return 4 * len(self.state) * numbers
+
+    def scratch_bytes(self, shapes: Sequence[tuple[tuple[int, ...], int]]) -> int:
+        """Returns the temporary bytes of an update without the fused kernel, given shapes and numbers of parameters."""
+        return 4 * self.scratch * sum(numbers for _, numbers in shapes)
 
     @property
     def more(self) -> dict[str, object]:
@@ -189,6 +205,51 @@ class Adagrad(Optimizer):
     @property
     def scratch(self) -> int:
         return 2
+
+
+@call("optimizer")
+class Adafactor(Optimizer):
+    """Adam without a first moment, whose second moment is row and column factors (Shazeer and Stern 2018,
+    arXiv:1804.04235), as torch has it. The learning rate is the most of a rate that falls by the root of the steps, and
+    multiplies the scale of the parameter.
+    """
+
+    torch_class: ClassVar = "Adafactor"
+    rounding: ClassVar = 0.05
+    coupling: ClassVar = "the size of an update follows from all numbers of the parameter"
+    apart: ClassVar = ("lr", "scale_floor")
+
+    lr: float = arg(_LR, _LR_DOC, default=1e-2)
+    beta2_decay: float = arg(Float(max=0), "the power of the step by which the second moment is averaged", default=-0.8)
+    scale_floor: float = arg(Float(min=0), "the least scale of a parameter, in the place of its mean", default=1e-3)
+    d: float = arg(Float(min=1), "the root mean square at which an update is clipped", default=1.0)
+    weight_decay: float = arg(_DECAY, "decoupled weight decay", default=0.0)
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        return ("row_var", "col_var", "variance")
+
+    @property
+    def more(self) -> dict[str, object]:
+        return {"eps": (None, self.scale_floor)}
+
+    @property
+    def bytes_of_a_number(self) -> float:
+        return 0.0  # of a matrix
+
+    def state_bytes(self, shape: tuple[int, ...], numbers: int) -> int:
+        return 4 * (numbers // shape[-1] + numbers // shape[-2] if len(shape) > 1 and numbers else numbers)
+
+    def scratch_bytes(self, shapes: Sequence[tuple[tuple[int, ...], int]]) -> int:
+        """Returns the bytes beside the update of one parameter: torch frees those of the parameter before it later."""
+        most = before = factors = squares = 0
+        for shape, numbers in shapes:
+            if len(shape) > 1:
+                factors = self.state_bytes(shape, numbers) // 4
+            else:
+                squares = numbers
+            most, before = max(most, before + numbers + factors + squares), numbers
+        return 4 * most
 
 
 @call("optimizer")

@@ -236,7 +236,10 @@ class TrainingState:
         for name, tensor in self._model.items():
             tensors_to_read[keys[f"model.{name}"]] = (tensor if name in self._parameters else current[name]).detach()
         for slot in self._slots:
-            slot_tensors = {state: slot.make(state in self._counts) for state in states.get(slot.name, ())}
+            slot_tensors = {
+                state: slot.make(state in self._counts, stored_tensors[keys[f"optimizer.{slot.name}.{state}"]])
+                for state in states.get(slot.name, ())
+            }
             tensors_to_read |= {
                 keys[f"optimizer.{slot.name}.{state}"]: tensor for state, tensor in slot_tensors.items()
             }
@@ -319,10 +322,14 @@ class _Slot:
     step_beside: bool  # its states of one number are on the parameter's device, as fused kernels need them
     original: Tensor | None = None  # the parameter on the device, if this is the host's copy
 
-    def make(self, one_number: bool) -> Tensor:
-        """Returns an empty tensor for one of its states: of one number, as a step count is, or like the parameter."""
+    def make(self, one_number: bool, stored: TensorStorageMetadata) -> Tensor:
+        """Returns an empty tensor for a `stored` state: of one number, as a step count is, like the parameter, or of
+        another shape, which only ranks with whole parameters have.
+        """
         if one_number:
             return torch.zeros((), device=self.parameter.device if self.step_beside else "cpu")
+        if stored.size != self.parameter.shape:
+            return torch.empty(stored.size, dtype=stored.properties.dtype, device=self.parameter.device)
         return torch.empty_like(self.parameter, requires_grad=False)
 
     def copy_to_device(self) -> None:

@@ -18,13 +18,14 @@ from torch import nn
 from dslc.compiler.ir.parameter_names import ParameterNames
 from dslc.compiler.ir.program import OptimizerStep
 from dslc.runtime.model.tensor_names import parameter_names
+from dslc.runtime.optimizer.adafactor import Adafactor
 from dslc.runtime.optimizer.lion import Lion
 from dslc.runtime.parallel import zero1
 from dslc.runtime.parallel.custom_optimizer import OwnOptimizer, ParamGroup
 from dslc.runtime.technique import offload
 
-# Classes that torch lacks, by the names in a program. They have one implementation each.
-OWN_CLASSES: dict[str, type[torch.optim.Optimizer]] = {"Lion": Lion}
+# Classes of runtime/optimizer, by the names in a program. They have one implementation each.
+OWN_CLASSES: dict[str, Callable[..., torch.optim.Optimizer]] = {"Adafactor": Adafactor, "Lion": Lion}
 
 
 def build_optimizer(

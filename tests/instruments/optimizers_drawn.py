@@ -6,7 +6,12 @@ import random
 
 OWN = 0.08  # the share of jobs with one of a user's own
 NEWER = 0.15  # the share of the rest with one of `_NEWER`
-_NEWER = ("lion(lr = 1e-3{})", "lion(lr = 5e-4, betas = [0.8, 0.95]{})")
+_NEWER = (
+    "lion(lr = 1e-3{})",
+    "lion(lr = 5e-4, betas = [0.8, 0.95]{})",
+    "adafactor(lr = 0.05{})",
+    "adafactor(lr = 0.02, d = 2, scale_floor = 0.01{})",
+)
 
 
 def draw_optimizer(rng: random.Random) -> str:

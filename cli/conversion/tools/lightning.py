@@ -13,12 +13,14 @@ from dslc.conversion.key_table import key_table
 NAME = "Lightning"
 _SCRIPT = "it belongs to the program that reads the file"
 _OPTIMIZERS = {"adamw": "adamw", "adam": "adam", "sgd": "sgd", "adagrad": "adagrad", "rmsprop": "rmsprop",
-               "nadam": "nadam", "lion": "lion"}  # fmt: skip
+               "nadam": "nadam", "lion": "lion",
+               "adafactor": "adafactor"}  # fmt: skip
 _ARGUMENTS = ("lr", "momentum", "nesterov", "alpha", "betas", "eps", "weight_decay", "amsgrad")
 _ALLOWED = {
     "sgd": {"lr", "momentum", "nesterov", "weight_decay"},
     "rmsprop": {"lr", "alpha", "eps", "momentum", "weight_decay"},
     "lion": {"lr", "betas", "weight_decay"},
+    "adafactor": {"lr", "weight_decay"},
 }
 _PRECISIONS = {
     "16-mixed": "fp16",

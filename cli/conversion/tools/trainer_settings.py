@@ -85,6 +85,13 @@ def read_optimizer(reader: KeyReader, key: str, default: str) -> None:
     if word is None and start and any(part in name for part in _SMALLER_STATE):
         word = start
         reader.name(key, f"the state of an optimizer is in fp32: `{word}` has the same update, and more state")
+    elif word is None and name == "adafactor":
+        word = name
+        reader.name(
+            key,
+            f"the update is another: torch's `adafactor` multiplies the rate by the scale of a parameter, and "
+            f"{reader.tool} takes the rate as it is",
+        )
     elif word is None:
         word = "adamw"
         reader.name(key, f"there is no `{name[:40]}`: `optimizer = python(…)` takes one of yours")
