@@ -82,7 +82,7 @@ class _Account:
         self._layers, self._bytes, self._stages = self._rank.layers, self._rank.bytes, self._rank.stages
         self._samples, self._moved = self._rank.samples, self._rank.moved
         self._others = self._first = 0  # bytes of other micro-batches and stages; the first layer of the stage
-        self._optimizer = OptimizerBytes(self._job, staging.optimizer)
+        self._optimizer = OptimizerBytes(self._job, staging.optimizer, staging.model)
         self._updated: list[tuple[ParameterNode, int]] = []  # parameters, and the numbers that the rank updates
         self._chunked = staging.chunked_head
         self._whole = whole_loss_bytes(staging)  # of a loss that compares samples

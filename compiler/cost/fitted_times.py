@@ -64,7 +64,7 @@ class FittedTimes:
 
     def __init__(self, staging: Staging, fit: RunFit) -> None:
         self._staging, self._fit = staging, fit
-        self._state = OptimizerBytes(staging.job, staging.optimizer).of_a_number()
+        self._state = OptimizerBytes(staging.job, staging.optimizer, staging.model).of_a_number()
         self._recomputed = set(recomputed(staging.job, staging.model))
         # What is recomputed moves as many bytes as what is kept, in each pass.
         self._moved = {q.name: saved_bytes(staging.job, q, Recomputation()) for q in staging.model.of_a_rank}
@@ -180,6 +180,7 @@ def uncovered(staging: Staging) -> str:
         "compiled networks": job.train.compile,
         "offloads": bool(job.memory.offload),
         "weights in 4 or 8 bits": staging.model.has_quantized_weights,
+        "Muon's matrix products": job.train.optimizer.fallback is not None,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 

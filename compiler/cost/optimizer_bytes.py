@@ -13,9 +13,10 @@ from functools import cached_property
 from typing import Any
 
 from dslc.compiler.ir.network_facts import OptimizerFacts, StateFact
-from dslc.compiler.ir.nodes import ParameterNode
+from dslc.compiler.ir.nodes import ModelGraph, ParameterNode
+from dslc.compiler.placement.sharding import adamw_matrices
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.optimizers import PythonOptimizer
+from dslc.dsl.language.optimizers import Optimizer, PythonOptimizer
 
 Updated = Iterable[tuple[ParameterNode, int]]  # parameters with the numbers of each that a rank updates
 
@@ -23,8 +24,9 @@ Updated = Iterable[tuple[ParameterNode, int]]  # parameters with the numbers of 
 class OptimizerBytes:
     """The bytes for a job whose optimizer has `facts` if it is the user's own."""
 
-    def __init__(self, job: JobSpec, facts: OptimizerFacts | None) -> None:
+    def __init__(self, job: JobSpec, facts: OptimizerFacts | None, model: ModelGraph) -> None:
         self._optimizer = job.train.optimizer
+        self._adamw = adamw_matrices(job, model)
         decay = max((group.weight_decay or 0.0 for group in job.train.groups), default=0.0)
         decays = decay and hasattr(self._optimizer, "weight_decay")  # some parameters, where the optimizer has none
         arguments: dict[str, Any] = {"weight_decay": decay} if decays else {}
@@ -40,15 +42,17 @@ class OptimizerBytes:
         """Returns the bytes of the state; with `counts`, numbers that lie in the host's memory count."""
         if self._facts is not None:
             return sum(self._of_one(q, numbers, counts) for q, numbers in updated)
-        optimizer, size = self._optimizer, 0
+        size = 0
         for q, numbers in updated:
+            optimizer = self._optimizer_of(q)
             size += optimizer.state_bytes(q.shape, numbers) + (4 * len(optimizer.counts) if counts else 0)
         return size
 
     def scratch(self, updated: Updated) -> int:
         """Returns the bytes of temporary tensors in an update without a fused kernel."""
         if self._facts is None:
-            return self._with_decay.scratch_bytes([(q.shape, numbers) for q, numbers in updated])
+            own = [(q.shape, numbers) for q, numbers in updated if self._optimizer_of(q) is self._optimizer]
+            return self._with_decay.scratch_bytes(own)  # the other optimizer has fused kernels
         sizes = [self._scratches.get(q.name, 0) * numbers // max(1, q.count) for q, numbers in updated]
         return sum(sizes) if self._facts.at_once else max(sizes, default=0)
 
@@ -59,6 +63,11 @@ class OptimizerBytes:
         kinds = [sum(fact.bytes for fact in kind if fact.form == "like") for kind in self._facts.kinds]
         sizes = [kinds[kind] for _, kind, _ in self._facts.parameters]
         return sum(sizes) / len(sizes) if sizes else 0.0
+
+    def _optimizer_of(self, parameter: ParameterNode) -> Optimizer:
+        fallback = self._optimizer.fallback
+        is_other = len(parameter.shape) != 2 or parameter.name in self._adamw
+        return fallback if fallback is not None and is_other else self._optimizer
 
     def _of_one(self, parameter: ParameterNode, numbers: int, counts: bool) -> int:
         size = 0

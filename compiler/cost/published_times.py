@@ -153,7 +153,8 @@ def is_covered(staging: Staging, fit: PublishedFit) -> bool:
     """True if a fit tells the time of a plan: the runs were trainings of transformers in 16 bits, all on GPUs."""
     job, layers = staging.job, staging.model.layers
     peaks = {"bf16": staging.layout.hardware.flops_bf16, "fp16": staging.layout.hardware.flops_fp16}
-    plain = staging.sharding.exchange is None and not job.memory.offload and not staging.model.has_quantized_weights
+    lean = job.memory.offload or staging.model.has_quantized_weights or job.train.optimizer.fallback is not None
+    plain = staging.sharding.exchange is None and not lean
     blocks = [layer for layer in layers if layer_work(layer, _positions(layer)).attention_flops]
     shapes = {layer.input.shape for layer in blocks}
     return (

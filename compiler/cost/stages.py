@@ -223,7 +223,7 @@ def _needs(
     flight.
     """
     sharding = sharding_of(job, layout)
-    state = OptimizerBytes(job, optimizer).of_a_number() / sharding.shards + 8  # with parameter and gradient
+    state = OptimizerBytes(job, optimizer, model).of_a_number() / sharding.shards + 8  # with parameter and gradient
     samples = workload.microbatch / layout.sizes["context"]
     parameters = [sum(q.count for q in layer.parameters) for layer in model.of_a_rank]
     sizes = [samples * size for size in kept_bytes(job, model, model.of_a_rank)]

@@ -33,6 +33,7 @@ from dslc.compiler.placement.draws import draw_step
 from dslc.compiler.placement.exchange import ExchangePolicy
 from dslc.compiler.placement.losses import compared_ranks
 from dslc.compiler.placement.sharding import (
+    adamw_matrices,
     channels_last,
     compiles_loss,
     fused_on,
@@ -422,16 +423,19 @@ def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
             closure=facts.closure,
             line=short_line(optimizer.span),
         )
+    both = [each for each in (optimizer, optimizer.fallback) if each is not None]
+    rates = {name: _scaled(job, getattr(optimizer, name)) for name in optimizer.rates}
     return p.OptimizerStep(
         kind=optimizer.torch_class or type(optimizer).__name__,
         lr=_scaled(job, optimizer.lr),
         base_lr=_base_lr(job),
-        state=(*optimizer.counts, *optimizer.state),
-        counts=optimizer.counts,
+        state=tuple(name for each in both for name in (*each.counts, *each.state)),
+        counts=tuple(name for each in both for name in each.counts),
         fused=fused_on(job, analysis.layout, analysis.sharding, analysis.model),
         no_decay=job.train.no_decay,
         groups=tuple(_group(job, each) for each in job.train.groups),
-        arguments=arguments_of(optimizer, excluded=optimizer.apart) | optimizer.more,
+        arguments=arguments_of(optimizer, excluded=optimizer.apart) | optimizer.more | rates,
+        adamw=adamw_matrices(job, analysis.model),
         line=short_line(optimizer.span),
     )
 

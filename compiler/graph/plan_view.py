@@ -6,6 +6,7 @@ whoever has written it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
@@ -24,6 +25,7 @@ from dslc.dsl.language.optimizers import Optimizer
 from dslc.dsl.language.registry import CALLS
 from dslc.dsl.words import plural
 
+MOST_MATRICES = 4  # that a view names
 PRECISIONS = {dtype: word for word, dtype in DTYPES.items()}
 
 
@@ -264,9 +266,17 @@ def optimizer_text(step: p.OptimizerStep) -> str:
             for word, kind in CALLS["optimizer"].items()
             if issubclass(kind, Optimizer)
         }
-        return classes.get(step.kind, step.kind)
+        word = classes.get(step.kind, step.kind)
+        return f"{word}, and adamw for {_adamw_text(step.adamw)}" if "adamw_lr" in step.arguments else word
     kept = ", ".join(step.state)
     return f"{step.python.function}, which keeps {kept}" if kept else step.python.function
+
+
+def _adamw_text(matrices: Mapping[str, str]) -> str:
+    """Names the parameters that Muon leaves to AdamW, the first matrices with the reason."""
+    first = [f"{name} ({reason})" for name, reason in list(matrices.items())[:MOST_MATRICES]]
+    more = [f"{len(matrices) - len(first)} more"] * (len(matrices) > len(first))
+    return ", ".join([*first, *more, "vectors and kernels"])
 
 
 def _schedule(step: p.LearningRateStep) -> str:

@@ -146,8 +146,7 @@ class GroupStep(Record):
 
 @record
 class OptimizerStep(Record):
-    """A class of `torch.optim` or runtime/optimizer and its arguments, or `python`, a function of the user's; `lr` is
-    already scaled.
+    """A class of `torch.optim` or runtime/optimizer, or `python`, a user's function; `lr` is already scaled.
 
     `no_decay` are patterns (`fnmatch`, over full names) of parameters that decay by nothing. `state` names what is kept
     for each parameter, `counts` the entries that are one number. `fused` are the devices on which torch's fused kernel
@@ -166,6 +165,7 @@ class OptimizerStep(Record):
     python: PythonFunction | None = None
     group_state: tuple[str, ...] = ()
     closure: bool = False
+    adamw: dict[str, str] = field(default_factory=dict)  # matrices that Muon leaves to AdamW, and why
     base_lr: float | None = None  # before it was scaled to the batch; None: it was not
     line: str = ""
 

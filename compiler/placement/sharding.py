@@ -13,8 +13,10 @@ Contract: the account, the predicted collectives and the program all use these f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Literal
 
 from dslc.compiler.ir.actions import Payload
@@ -24,9 +26,10 @@ from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import SPLITS_BACKWARD
 from dslc.dsl.language.calls import BCE, L1, MSE, CrossEntropy, EveryNthBlock, Fp16, Fp32
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.optimizers import Device
+from dslc.dsl.language.optimizers import Device, Muon
 from dslc.dsl.record import Record, record
 
+_EMBEDDING = re.compile(r"embed|position|(^|\.)w[tp]e\.")  # in names of matrices that are looked up by rows
 UNIT_NUMBERS = 2**18  # a layer of at least so many parameters (1 MiB in float32) is gathered by itself
 
 BUCKET_BYTES = 25 * 2**20  # bucket size of DistributedDataParallel, torch's default
@@ -197,19 +200,42 @@ def trained(job: JobSpec, model: ModelGraph) -> frozenset[str]:
     return frozenset(q.name for q in parameters if q.trains and q.tied_to is None and q.name not in frozen)
 
 
+def adamw_matrices(job: JobSpec, model: ModelGraph) -> dict[str, str]:
+    """Returns the matrices that train and that Muon leaves to AdamW, each with the reason: those that match `adamw`,
+    else embeddings and the last matrix, the head. A tied weight counts by its first name.
+    """
+    optimizer = job.train.optimizer
+    if not isinstance(optimizer, Muon):
+        return {}
+    matrices = [(layer.kind, q) for layer in model.layers for q in layer.parameters if len(q.shape) == 2]
+    names, found = trained(job, model), dict[str, str]()
+    for kind, q in matrices:
+        if optimizer.adamw is not None:
+            reason = "as `adamw` asks" if model.names.match(optimizer.adamw, q.name) else ""
+        else:
+            is_embedding = kind.endswith("embedding") or _EMBEDDING.search(q.name)
+            reason = "an embedding" if is_embedding else "the head" if q is matrices[-1][1] else ""
+        if reason and q.name in names:
+            found[q.name] = reason
+    return found
+
+
 def optimizer_groups(job: JobSpec, model: ModelGraph, names: frozenset[str]) -> tuple[tuple[ParameterNode, ...], ...]:
     """Returns the parameters `names` in the optimizer's groups: first the parameters outside of the job's groups, with
-    decay and without, then each of the job's groups. A tied weight counts by any of its names.
+    decay and without, then each of the job's groups; in each what belongs to the optimizer before what it leaves to
+    another. A tied weight counts by any of its names.
     """
     groups = job.train.groups
     patterns = [group.parameters for group in groups]
-    by_group: dict[tuple[int, bool], list[ParameterNode]] = {}
+    others, split = adamw_matrices(job, model), job.train.optimizer.fallback is not None
+    by_group: dict[tuple[int, bool, bool], list[ParameterNode]] = {}
     for q in (q for layer in model.layers for q in layer.parameters if q.name in names):
         number = model.names.group(patterns, q.name)
         decays = number > 0 and groups[number - 1].weight_decay is not None
         is_undecayed = not decays and model.names.match(job.train.no_decay, q.name)
-        by_group.setdefault((number, is_undecayed), []).append(q)
-    keys = [(number, is_undecayed) for number in range(len(groups) + 1) for is_undecayed in (False, True)]
+        is_other = split and (len(q.shape) != 2 or q.name in others)
+        by_group.setdefault((number, is_undecayed, is_other), []).append(q)
+    keys = product(range(len(groups) + 1), (False, True), (False, True))
     return tuple(tuple(by_group.get(key, ())) for key in keys)
 
 

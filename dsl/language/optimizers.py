@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from dslc.dsl.language.calls import PythonCall
+from dslc.dsl.language.calls import PATTERN_LIST, PythonCall
 from dslc.dsl.language.exchanges import HIERARCHICAL
-from dslc.dsl.language.registry import CALLS, Bool, Call, Float, ListOf, arg, call, measure
+from dslc.dsl.language.registry import CALLS, Bool, Call, Float, Int, ListOf, arg, call, measure, word
 from dslc.dsl.record import record
 
 Device = Literal["cpu", "cuda"]
@@ -47,6 +47,7 @@ class Optimizer(Call):
     fused_skips: ClassVar[bool] = True  # it can skip a step, or a parameter in it, without harm to its state
     rounding: ClassVar[float] = 0.5
     coupling: ClassVar[str] = ""  # "": each number is updated alone
+    rates: ClassVar[tuple[str, ...]] = ()  # further arguments that are learning rates
     apart: ClassVar[tuple[str, ...]] = ("lr",)  # arguments here that are none of its class
 
     lr: float = arg(_LR, _LR_DOC)
@@ -59,6 +60,11 @@ class Optimizer(Call):
     def scratch(self) -> int:
         """Returns the float32 values that an update without the fused kernel makes for each number that it updates."""
         return 1
+
+    @property
+    def fallback(self) -> Optimizer | None:
+        """Returns the optimizer of the parameters that it leaves to another; None if it has all."""
+        return None
 
     @property
     def bytes_of_a_number(self) -> float:
@@ -250,6 +256,52 @@ class Adafactor(Optimizer):
                 squares = numbers
             most, before = max(most, before + numbers + factors + squares), numbers
         return 4 * most
+
+
+@call("optimizer")
+class Muon(Optimizer):
+    """Momentum orthogonalised (Jordan 2024, kellerjordan.github.io/posts/muon), as torch has it, for the matrices of
+    hidden layers. AdamW updates all else: embeddings, the head, vectors and kernels.
+    """
+
+    torch_class: ClassVar = "Muon"
+    counts: ClassVar = ()
+    coupling: ClassVar = "an update multiplies whole matrices"
+    apart: ClassVar = ("lr", "adamw")
+    rates: ClassVar = ("adamw_lr",)
+
+    lr: float = arg(_LR, "the learning rate of matrices", default=1e-3)
+    weight_decay: float = arg(_DECAY, "decoupled weight decay, of all parameters", default=0.1)
+    momentum: float = arg(_MOMENTUM, _MOMENTUM_DOC, default=0.95)
+    nesterov: bool = arg(Bool(), "Nesterov's momentum", default=True)
+    ns_steps: int = arg(Int(min=1, max=99), "iterations that orthogonalise an update", default=5)
+    adjust_lr_fn: str = arg(
+        word("original", "match_rms_adamw"),
+        "how a matrix's shape scales its rate: `match_rms_adamw` makes updates as large as AdamW's",
+        default="original",
+    )
+    adamw: tuple[str, ...] | None = arg(
+        PATTERN_LIST, "patterns of the matrices that AdamW updates", default=None, shown="embeddings and the head"
+    )
+    adamw_lr: float = arg(_LR, "the learning rate of AdamW's parameters", default=1e-3)
+    adamw_betas: tuple[float, float] = arg(_BETAS, _BETAS_DOC, default=(0.9, 0.999))
+    adamw_eps: float = arg(Float(above=0), _EPS_DOC, default=1e-8)
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        return ("momentum_buffer",)
+
+    @property
+    def fallback(self) -> AdamW:
+        return AdamW(lr=self.adamw_lr, betas=self.adamw_betas, eps=self.adamw_eps, weight_decay=self.weight_decay)
+
+    def scratch_bytes(self, shapes: Sequence[tuple[tuple[int, ...], int]]) -> int:
+        """Returns the bytes beside the update of the largest matrix: its direction, two copies in bfloat16, and two
+        products of the shorter side.
+        """
+        return max(
+            ((8 if self.nesterov else 4) * numbers + 4 * min(shape) ** 2 for shape, numbers in shapes), default=0
+        )
 
 
 @call("optimizer")

@@ -136,12 +136,38 @@ def plain_optimizer(step: OptimizerStep, model: nn.Module) -> torch.optim.Optimi
         return _own_optimizer(step, model, decayed, undecayed)
     groups = [{"params": decayed}] * bool(decayed) + [{"params": undecayed, "weight_decay": 0.0}] * bool(undecayed)
     groups = _named_groups(step, model, groups) if step.groups else groups
+    if step.kind == "Muon":
+        return _MuonAndAdamW(groups, step, model)
     if step.kind == "Lion":
         return _Lion(groups, lr=step.lr, **step.arguments)
     if not hasattr(torch.optim, step.kind):
         return _AdamFrozenLater(groups, lr=step.lr, **step.arguments)
     kind: type[torch.optim.Optimizer] = getattr(torch.optim, step.kind)
     return kind(groups, lr=step.lr, foreach=False, **step.arguments)  # type: ignore[call-arg]
+
+
+class _MuonAndAdamW(torch.optim.Optimizer):
+    """torch's Muon and AdamW, each over its own groups, whose rates a scheduler sets."""
+
+    def __init__(self, groups: list[ParamGroup], step: OptimizerStep, model: nn.Module) -> None:
+        other_ids = {id(parameter) for name, parameter in model.named_parameters() if name in step.adamw}
+        arguments: dict[str, Any] = dict(step.arguments)
+        adamw_lr, betas, eps = (arguments.pop(f"adamw_{name}") for name in ("lr", "betas", "eps"))
+        decay, muon, adamw = arguments.pop("weight_decay"), list[ParamGroup](), list[ParamGroup]()
+        for group in groups:
+            for members, rate, into in ((True, step.lr, muon), (False, adamw_lr, adamw)):
+                chosen = [q for q in group["params"] if (q.dim() == 2 and id(q) not in other_ids) is members]
+                into += [{"lr": rate, "weight_decay": decay} | group | {"params": chosen}] * bool(chosen)
+        self._optimizers: list[torch.optim.Optimizer] = []
+        if muon:
+            self._optimizers.append(torch.optim.Muon(muon, **arguments))
+        if adamw:
+            self._optimizers.append(torch.optim.AdamW(adamw, betas=betas, eps=eps, foreach=False))
+        super().__init__(muon + adamw, {"lr": step.lr})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for optimizer in self._optimizers:
+            optimizer.step()
 
 
 class _Lion(torch.optim.Optimizer):

@@ -20,12 +20,13 @@ from dslc.compiler.ir.program import OptimizerStep
 from dslc.runtime.model.tensor_names import parameter_names
 from dslc.runtime.optimizer.adafactor import Adafactor
 from dslc.runtime.optimizer.lion import Lion
+from dslc.runtime.optimizer.muon import ADAMW, Muon
 from dslc.runtime.parallel import zero1
 from dslc.runtime.parallel.custom_optimizer import OwnOptimizer, ParamGroup
 from dslc.runtime.technique import offload
 
 # Classes of runtime/optimizer, by the names in a program. They have one implementation each.
-OWN_CLASSES: dict[str, Callable[..., torch.optim.Optimizer]] = {"Adafactor": Adafactor, "Lion": Lion}
+OWN_CLASSES: dict[str, Callable[..., torch.optim.Optimizer]] = {"Adafactor": Adafactor, "Lion": Lion, "Muon": Muon}
 
 
 def build_optimizer(
@@ -52,6 +53,7 @@ def build_optimizer(
     parameters = [parameter for group in groups for parameter in group["params"]]
     device = parameters[0].device.type if parameters else "cpu"
     arguments: ParamGroup = {**step.arguments, "lr": step.lr}
+    arguments.pop("adamw_lr", None)  # is in the groups
     if device in step.fused and all(parameter.is_floating_point() for parameter in parameters):
         arguments["fused"] = True
     elif step.kind not in OWN_CLASSES:
@@ -84,12 +86,15 @@ def _build(
 def _groups(step: OptimizerStep, model: nn.Module, names: ParameterNames) -> list[ParamGroup]:
     """Returns the groups: the job's own after the rest, and those without decay after those with."""
     patterns = [group.parameters for group in step.groups]
-    groups: dict[tuple[int, bool, object], ParamGroup] = {}
+    groups: dict[tuple[int, bool, bool, object], ParamGroup] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         number, still = names.group(patterns, name), names.match(step.no_decay, name)
-        own: ParamGroup = {"weight_decay": 0.0} if still else {}
+        own = _split_options(step, parameter, names.first_name(name))
+        is_other = bool(own.get(ADAMW))
+        if still:
+            own["weight_decay"] = 0.0
         if number:
             named = step.groups[number - 1]
             given = {"lr": named.lr, "weight_decay": named.weight_decay}
@@ -97,5 +102,14 @@ def _groups(step: OptimizerStep, model: nn.Module, names: ParameterNames) -> lis
             still = still and named.weight_decay is None
         # One operation works on parameters of one mesh: those that the tensor axis cuts have one more dim.
         mesh = None if step.python else getattr(parameter, "device_mesh", None)
-        groups.setdefault((number, still, mesh), {"params": [], **own})["params"].append(parameter)
-    return [groups[key] for key in sorted(groups, key=lambda key: key[:2])]
+        groups.setdefault((number, still, is_other, mesh), {"params": [], **own})["params"].append(parameter)
+    return [groups[key] for key in sorted(groups, key=lambda key: key[:3])]
+
+
+def _split_options(step: OptimizerStep, parameter: nn.Parameter, name: str) -> ParamGroup:
+    """Returns the options by which Muon leaves a parameter to AdamW or keeps it; none for another optimizer."""
+    if step.kind != "Muon" or step.python is not None:
+        return {}
+    if parameter.dim() == 2 and name not in step.adamw:
+        return {ADAMW: False}
+    return {ADAMW: True, "lr": step.arguments["adamw_lr"]}

@@ -39,6 +39,12 @@ def test_a_configuration_becomes_a_job(case: Path, monkeypatch: pytest.MonkeyPat
 
 OPTIMIZERS = [
     ("deepspeed", "lion", "lion(lr = 0.001, betas = [0.95, 0.98])", ""),
+    (
+        "deepspeed",
+        "muon",
+        'muon(lr = 0.001, adamw = ["*embed*", "*lm_head*"], adamw_lr = 0.001, adamw_betas = [0.95, 0.98])',
+        "",
+    ),
     ("transformers", "lion_32bit", "lion(lr = 0.001, betas = [0.9, 0.999])", ""),
     ("transformers", "adafactor", "adafactor(lr = 0.001)", "the scale of a parameter"),
     ("transformers", "paged_lion_8bit", "lion(lr = 0.001, betas = [0.9, 0.999])", "in fp32"),

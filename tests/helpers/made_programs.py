@@ -164,6 +164,9 @@ def optimizer_step(
 ) -> p.OptimizerStep:
     """A class of `torch.optim`, as the compiler would write it; `shards`: parameters are DTensors."""
     declared = torch_optimizer(kind)(**arguments)
+    if declared.fallback is not None:
+        arguments |= {name: getattr(declared, name) for name in declared.record_names if name.startswith("adamw_")}
+        arguments.setdefault("weight_decay", declared.fallback.weight_decay)  # type: ignore[attr-defined]
     return p.OptimizerStep(
         kind=kind,
         lr=lr,

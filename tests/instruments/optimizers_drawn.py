@@ -11,6 +11,8 @@ _NEWER = (
     "lion(lr = 5e-4, betas = [0.8, 0.95]{})",
     "adafactor(lr = 0.05{})",
     "adafactor(lr = 0.02, d = 2, scale_floor = 0.01{})",
+    "muon(lr = 0.02{})",
+    "muon(lr = 0.01, adjust_lr_fn = match_rms_adamw, nesterov = false, adamw_lr = 3e-3{})",
 )
 
 

@@ -1,4 +1,4 @@
-"""`lion` and `adafactor` train over several ranks as in one process, and resume under other plans."""
+"""`lion`, `adafactor` and `muon` train over several ranks as in one process, and resume under other plans."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from test_own_optimizers import STAGES, STAGES_AND_DATA, job, over
 
 LION = "lion(lr = 1e-3, weight_decay = 0.1)"
 ADAFACTOR = "adafactor(lr = 0.1, weight_decay = 0.1)"
+MUON = "muon(lr = 0.02, adamw_lr = 1e-3)"
 ZEROS = tuple(over(2, zero) for zero in (1, 2, 3))
 GROUPS = ('train.groups=[group(["0.*", "*.bias"], lr = 2e-3, weight_decay = 0)]', "train.clip=0.5", "train.ema=0.9")
 PLANS = {
     LION: (*ZEROS, over(2, 3, tensor=2), STAGES_AND_DATA),
-    ADAFACTOR: (over(2), over(2, 1), STAGES_AND_DATA, ("train.precision=bf16(level = O2)",)),
+    ADAFACTOR: (over(2), over(2, 1), STAGES_AND_DATA, ("memory.offload=[optimizer, parameters]",)),
+    MUON: (over(2), over(2, 1), STAGES_AND_DATA, ("memory.offload=[optimizer, parameters]",)),
 }
 
 
@@ -31,8 +33,8 @@ def test_words_train_over_ranks_as_in_one_process(launcher: Launcher, tmp_path: 
 
 @pytest.mark.parametrize(
     ("optimizer", "before", "after"),
-    [(LION, over(2, 3), STAGES), (ADAFACTOR, over(2, 1), STAGES)],
-    ids=["lion", "adafactor"],
+    [(LION, over(2, 3), STAGES), (ADAFACTOR, over(2, 1), STAGES), (MUON, STAGES, over(2, 1))],
+    ids=["lion", "adafactor", "muon"],
 )
 def test_words_resume_under_another_plan(
     launcher: Launcher, tmp_path: Path, optimizer: str, before: tuple[str, ...], after: tuple[str, ...]

@@ -30,7 +30,7 @@ _ARGUMENT_OF = {
     "fp16.enabled": "fp16",
     "bf16.enabled": "bf16",
 }
-_ABSENT_OPTIMIZERS = ("lamb", "onebitlamb", "zerooneadam", "muon", "muadam", "muadamw", "musgd")
+_ABSENT_OPTIMIZERS = ("lamb", "onebitlamb", "zerooneadam", "muadam", "muadamw", "musgd")
 # Sections whose unknown keys DeepSpeed refuses; it ignores unknown keys elsewhere.
 _STRICT = ("fp16.", "bf16.", f"{_ZERO}.", "tensorboard.", "wandb.", "csv_monitor.", "compile.")
 
@@ -233,6 +233,8 @@ def _read_optimizer(reader: KeyReader) -> None:
         reader.carry(f"{_OPTIMIZER}.freeze_step", "train.optimizer.freeze")
     elif kind in ("sgd", "adagrad", "rmsprop", "nadam", "lion"):
         call = CallDraft(kind)
+    elif kind == "muon":
+        call = _read_muon(reader)
     else:
         known = "" if kind in _ABSENT_OPTIMIZERS else ", and DeepSpeed looks it up in torch.optim"
         reason = f"there is no such optimizer{known}: `optimizer = python(…)` takes one of yours"
@@ -245,9 +247,25 @@ def _read_optimizer(reader: KeyReader) -> None:
     reader.draft.optimizer = _with_parameters(reader, call)
 
 
+def _read_muon(reader: KeyReader) -> CallDraft:
+    """Returns Muon with the rates of both kinds of parameters, which DeepSpeed tells apart by their names."""
+    arguments = {"adamw": '["*embed*", "*lm_head*"]'}
+    for key, argument in (("muon_lr", "lr"), ("adam_lr", "adamw_lr")):
+        stated = reader.number(f"{_OPTIMIZER}.{key}") or reader.number(f"{_OPTIMIZER}.lr")
+        if stated:
+            arguments[argument] = value_text(stated)
+            reader.carry(f"{_OPTIMIZER}.{key}", f"train.optimizer.{argument} = {arguments[argument]}")
+    reader.note_default(
+        "optimizer.type",
+        "DeepSpeed's Muon takes all parameters of at least two dimensions, but for names with `embed` and `lm_head`",
+        "`adamw` of `muon(…)` names the same matrices; kernels of convolutions belong to AdamW in a job",
+    )
+    return CallDraft("muon", arguments)
+
+
 # Arguments that some optimizers alone have.
 _ONLY_IN = {
-    "momentum": ("sgd", "rmsprop"),
+    "momentum": ("sgd", "rmsprop", "muon"),
     "alpha": ("rmsprop",),
     "eps": ("adam", "adamw", "nadam", "adagrad", "rmsprop", "onebit_adam"),
 }
@@ -287,6 +305,9 @@ def _with_parameters(reader: KeyReader, call: CallDraft) -> CallDraft:
                 reader.carry(f"{_OPTIMIZER}.{flag}", f"train.optimizer.{flag} = true")
     order = ("lr", "momentum", "nesterov", "alpha", "betas", "eps", "weight_decay", "amsgrad", "freeze")
     merged = {**call.arguments, **arguments}
+    if call.word == "muon":  # its own rate goes before the rate of all
+        order = ("lr", "momentum", "weight_decay", "adamw", "adamw_lr", "adamw_betas")
+        merged |= call.arguments | ({"adamw_betas": arguments["betas"]} if "betas" in arguments else {})
     return replace(call, arguments={name: merged[name] for name in order if name in merged})
 
 

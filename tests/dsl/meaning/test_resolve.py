@@ -193,7 +193,7 @@ def test_a_value_becomes_what_its_kind_says(path: str, text: str, value: Any) ->
         ("train.optimizer", "adam(0.1, lr = 0.1)", "E0133", "`lr` twice"),
         ("train.optimizer", "adam(weight_dcay = 1)", "E0131", "did you mean `weight_decay`?"),
         ("train.optimizer", "adam(learning_rate = 1)", "E0131", "did you mean `lr`?"),
-        ("train.optimizer", "adam(momentum = 1)", "E0131", "`sgd` or `rmsprop` has one"),
+        ("train.optimizer", "adam(momentum = 1)", "E0131", "`sgd`, `muon` or `rmsprop` has one"),
         ("train.scale_lr", "linear(2, 3)", "E0134", "1 argument at most"),
         ("evaluate.every", "5", "E0124", "write `5 steps`"),
         ("evaluate.metrics", "accuracy", "E0121", "write `[accuracy]`"),

@@ -59,15 +59,27 @@ def test_twenty_steps_are_those_of_torchs_plain_loop(kind: str, arguments: dict[
     assert (other - plain).abs().max() > 1e-4, "the test can tell one rate from another"
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_twenty_steps_of_lion_are_those_of_its_paper(decay: float) -> None:
-    """The plain loop of `dslc verify` is the update by hand; groups have rates and decays of their own."""
+@pytest.mark.parametrize(
+    ("kind", "arguments", "other"),
+    [
+        ("Lion", {"betas": (0.8, 0.95), "weight_decay": 0.0}, {"betas": (0.8, 0.9)}),
+        ("Lion", {"betas": (0.8, 0.95), "weight_decay": 0.1}, {"weight_decay": 0.2}),
+        ("Muon", {"momentum": 0.9, "adjust_lr_fn": "match_rms_adamw"}, {"momentum": 0.8}),
+        ("Muon", {"nesterov": False, "adamw_lr": 0.01, "weight_decay": 0.2}, {"adamw_lr": 0.02}),
+    ],
+)
+def test_twenty_steps_are_those_by_hand(kind: str, arguments: dict[str, Any], other: dict[str, Any]) -> None:
+    """By hand, in the plain loop of `dslc verify`, Lion is its paper's update, and Muon is torch's with torch's AdamW.
+    Groups have rates and decays of their own.
+    """
     groups = (GroupStep(parameters=("2.*",), lr=0.003, weight_decay=0.2),)
-    step = replace(optimizer_step("Lion", lr=0.01, betas=(0.8, 0.95), weight_decay=decay), groups=groups)
+    step = replace(optimizer_step(kind, lr=0.01, **arguments), groups=groups, no_decay=("0.bias",))
+    if kind == "Muon":
+        step = replace(step, adamw={"2.weight": "the head"})
     ours, plain = trained(lambda m: build_optimizer(step, m)), trained(lambda m: plain_optimizer(step, m))
     torch.testing.assert_close(ours, plain, rtol=0, atol=1e-6)
-    other = trained(lambda m: build_optimizer(replace(step, arguments={**step.arguments, "betas": (0.8, 0.9)}), m))
-    assert (other - plain).abs().max() > 1e-3, "the test can tell one decay of the momentum from another"
+    changed = trained(lambda m: build_optimizer(replace(step, arguments={**step.arguments, **other}), m))
+    assert (changed - plain).abs().max() > 1e-3, "the test can tell one argument from another"
 
 
 @pytest.mark.parametrize(("kind", "arguments"), [*CASES, ("Lion", {"weight_decay": 0.1})])
@@ -96,8 +108,11 @@ def test_a_step_whose_gradient_overflows_leaves_nothing_behind(
 
 @pytest.mark.parametrize("call", RUNNING)
 def test_every_argument_of_the_language_is_one_of_torch(call: type[Optimizer]) -> None:
-    declared = {field.name: field.default for field in fields(call) if field.name not in call.apart} | call().more
+    declared = {field.name: field.default for field in fields(call) if field.name not in call.apart + call.rates}
+    declared |= call().more
     step = replace(optimizer_step(call.torch_class or call.__name__, lr=0.1), arguments=declared)
+    if call.rates:
+        step = replace(step, arguments=declared | dict.fromkeys(call.rates, 0.1))
     optimizer = build_optimizer(step, nn.Linear(2, 2))
     assert optimizer.param_groups[0].items() >= declared.items()
     assert optimizer.param_groups[0]["initial_lr"] == 0.1
@@ -149,6 +164,8 @@ def test_groups_have_rates_and_decays_of_their_own() -> None:
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *CASES,
     ("Lion", {}),
+    ("Muon", {}),
+    ("Muon", {"nesterov": False}),
     ("RMSprop", {"weight_decay": 0.1}),
     ("NAdam", {"weight_decay": 0.1}),
 ]
@@ -174,8 +191,10 @@ def test_the_registration_says_what_torch_keeps_and_makes(kind: str, arguments: 
     assert kept.keys() - declared.counts <= set(declared.state)
     assert {name for name, value in kept.items() if value.shape == ()} == set(declared.counts)
     made = sum(tracker.peak.values()) - sum(tracker.rest.values())
-    shapes = [(tuple(parameter.shape), parameter.numel()) for parameter in model.parameters()]
-    assert made == pytest.approx(0 if fused else declared.scratch_bytes(shapes), abs=200)
+    own = [q for q in model.parameters() if q.dim() == 2 or declared.fallback is None]
+    shapes = [(tuple(parameter.shape), parameter.numel()) for parameter in own]
+    packed = 0.15 * (kind == "Muon")  # oneDNN packs a matrix for products in bfloat16
+    assert made == pytest.approx(0 if fused else declared.scratch_bytes(shapes), abs=200, rel=packed)
 
 
 def test_a_registration_is_all_that_an_optimizer_needs() -> None:

@@ -1,0 +1,43 @@
+"""The state that the account of memory states is the state that an optimizer makes, to the byte."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers.paths import EXAMPLES
+from helpers.planning import compiled
+
+from dslc.runtime.model.meta_model import build_model
+from dslc.runtime.parallel.optimizers import build_optimizer
+
+OPTIMIZERS = ["adamw", "lion", "adafactor", "muon", 'muon(adamw = ["head.*", "*position"])']
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_state_of_a_vision_transformer(optimizer: str) -> None:
+    """It has matrices, vectors, kernels of a convolution, embeddings and a head."""
+    made = compiled(EXAMPLES / "vit.plt", "devices.cpus=1", f"train.optimizer={optimizer}")
+    program = made.program()
+    model = build_model(program.model, torch.device("cpu"))
+    for step in (program.optimizer, replace(program.optimizer, fused=())):
+        built = build_optimizer(step, model)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        built.step()
+        size = sum(value.nbytes for state in built.state.values() for value in state.values())
+        assert size == made.analysis.costs[0].memory.optimizer
+
+
+def test_muon_has_the_hidden_matrices_and_says_why_it_leaves_the_rest() -> None:
+    alone = ("devices.cpus=1", "parallelism.data=1", "parallelism.zero=0")
+    step = compiled(EXAMPLES / "gpt_cpu.plt", *alone, "train.optimizer=muon").program().optimizer
+    assert step.adamw == {
+        "embedding.weight": "an embedding",
+        "position.weight": "an embedding",
+        "head.weight": "the head",
+    }
+    some = 'train.optimizer=muon(adamw = ["*.qkv.*"])'
+    asked = compiled(EXAMPLES / "gpt_cpu.plt", *alone, some).program().optimizer
+    assert asked.adamw == {f"blocks.{n}.attention.qkv.weight": "as `adamw` asks" for n in range(4)}
