@@ -435,7 +435,7 @@ def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
         no_decay=job.train.no_decay,
         groups=tuple(_group(job, each) for each in job.train.groups),
         arguments=arguments_of(optimizer, excluded=optimizer.apart) | optimizer.more | rates,
-        adamw=adamw_matrices(job, analysis.model),
+        adamw=tuple(adamw_matrices(job, analysis.model).items()),
         line=short_line(optimizer.span),
     )
 

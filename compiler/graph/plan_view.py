@@ -6,7 +6,7 @@ whoever has written it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
@@ -272,9 +272,9 @@ def optimizer_text(step: p.OptimizerStep) -> str:
     return f"{step.python.function}, which keeps {kept}" if kept else step.python.function
 
 
-def _adamw_text(matrices: Mapping[str, str]) -> str:
+def _adamw_text(matrices: Sequence[tuple[str, str]]) -> str:
     """Names the parameters that Muon leaves to AdamW, the first matrices with the reason."""
-    first = [f"{name} ({reason})" for name, reason in list(matrices.items())[:MOST_MATRICES]]
+    first = [f"{name} ({reason})" for name, reason in matrices[:MOST_MATRICES]]
     more = [f"{len(matrices) - len(first)} more"] * (len(matrices) > len(first))
     return ", ".join([*first, *more, "vectors and kernels"])
 

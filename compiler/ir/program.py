@@ -165,7 +165,7 @@ class OptimizerStep(Record):
     python: PythonFunction | None = None
     group_state: tuple[str, ...] = ()
     closure: bool = False
-    adamw: dict[str, str] = field(default_factory=dict)  # matrices that Muon leaves to AdamW, and why
+    adamw: tuple[tuple[str, str], ...] = ()  # matrices that Muon leaves to AdamW, and why
     base_lr: float | None = None  # before it was scaled to the batch; None: it was not
     line: str = ""
 

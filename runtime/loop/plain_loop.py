@@ -150,7 +150,7 @@ class _MuonAndAdamW(torch.optim.Optimizer):
     """torch's Muon and AdamW, each over its own groups, whose rates a scheduler sets."""
 
     def __init__(self, groups: list[ParamGroup], step: OptimizerStep, model: nn.Module) -> None:
-        other_ids = {id(parameter) for name, parameter in model.named_parameters() if name in step.adamw}
+        other_ids = {id(parameter) for name, parameter in model.named_parameters() if name in dict(step.adamw)}
         arguments: dict[str, Any] = dict(step.arguments)
         adamw_lr, betas, eps = (arguments.pop(f"adamw_{name}") for name in ("lr", "betas", "eps"))
         decay, muon, adamw = arguments.pop("weight_decay"), list[ParamGroup](), list[ParamGroup]()

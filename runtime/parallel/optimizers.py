@@ -110,6 +110,6 @@ def _split_options(step: OptimizerStep, parameter: nn.Parameter, name: str) -> P
     """Returns the options by which Muon leaves a parameter to AdamW or keeps it; none for another optimizer."""
     if step.kind != "Muon" or step.python is not None:
         return {}
-    if parameter.dim() == 2 and name not in step.adamw:
+    if parameter.dim() == 2 and name not in dict(step.adamw):
         return {ADAMW: False}
     return {ADAMW: True, "lr": step.arguments["adamw_lr"]}

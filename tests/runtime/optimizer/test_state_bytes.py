@@ -33,11 +33,11 @@ def test_the_state_of_a_vision_transformer(optimizer: str) -> None:
 def test_muon_has_the_hidden_matrices_and_says_why_it_leaves_the_rest() -> None:
     alone = ("devices.cpus=1", "parallelism.data=1", "parallelism.zero=0")
     step = compiled(EXAMPLES / "gpt_cpu.plt", *alone, "train.optimizer=muon").program().optimizer
-    assert step.adamw == {
+    assert dict(step.adamw) == {
         "embedding.weight": "an embedding",
         "position.weight": "an embedding",
         "head.weight": "the head",
     }
     some = 'train.optimizer=muon(adamw = ["*.qkv.*"])'
     asked = compiled(EXAMPLES / "gpt_cpu.plt", *alone, some).program().optimizer
-    assert asked.adamw == {f"blocks.{n}.attention.qkv.weight": "as `adamw` asks" for n in range(4)}
+    assert dict(asked.adamw) == {f"blocks.{n}.attention.qkv.weight": "as `adamw` asks" for n in range(4)}

@@ -75,7 +75,7 @@ def test_twenty_steps_are_those_by_hand(kind: str, arguments: dict[str, Any], ot
     groups = (GroupStep(parameters=("2.*",), lr=0.003, weight_decay=0.2),)
     step = replace(optimizer_step(kind, lr=0.01, **arguments), groups=groups, no_decay=("0.bias",))
     if kind == "Muon":
-        step = replace(step, adamw={"2.weight": "the head"})
+        step = replace(step, adamw=(("2.weight", "the head"),))
     ours, plain = trained(lambda m: build_optimizer(step, m)), trained(lambda m: plain_optimizer(step, m))
     torch.testing.assert_close(ours, plain, rtol=0, atol=1e-6)
     changed = trained(lambda m: build_optimizer(replace(step, arguments={**step.arguments, **other}), m))
