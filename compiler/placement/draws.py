@@ -1,8 +1,8 @@
 """Decides whether the random numbers of forward passes follow from the sample, so that no plan changes them.
 
-They do on CPUs, unless the job keeps torch's generators (`train.dropout_generator = torch`), compiles the network, or
-has a step of its own. Of a network that a function makes tracing says which classes of modules draw, and whether one
-draws what the runtime cannot give by sample.
+They do on CPUs, unless the job keeps torch's generators (`train.dropout_generator = torch`), compiles a network whose
+masks no operator can give, or has a step of its own. Of a network that a function makes tracing says which classes of
+modules draw, and whether one draws what the runtime cannot give by sample.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dslc.dsl.language.job import JobSpec
 
 def draw_step(job: JobSpec, layout: Layout, model: ModelGraph | None, cuts: TensorPlan) -> DrawStep | None:
     """Returns the step of draws by sample; None if the generators of torch draw, or nothing does."""
-    if model is None or not model.noise or torch_draws_because(job, layout) or uncontrolled_draw(layout, model):
+    if model is None or not model.noise or torch_draws_because(job, layout, model) or uncontrolled_draw(layout, model):
         return None
     facts = _network_facts(model)
     if facts is None:
@@ -32,19 +32,26 @@ def draw_step(job: JobSpec, layout: Layout, model: ModelGraph | None, cuts: Tens
 
 def draws_by_sample(job: JobSpec, layout: Layout, model: ModelGraph) -> bool:
     """True if all that the network draws is by sample."""
-    return not torch_draws_because(job, layout) and uncontrolled_draw(layout, model) is None
+    return not torch_draws_because(job, layout, model) and uncontrolled_draw(layout, model) is None
 
 
-def torch_draws_because(job: JobSpec, layout: Layout) -> str:
-    """Returns the reason why torch's generators draw, whatever the network; "" if there is none."""
+def torch_draws_because(job: JobSpec, layout: Layout, model: ModelGraph) -> str:
+    """Returns the reason why torch's generators draw, whatever the network draws; "" if there is none."""
     train = job.train
     if train.dropout_generator == "torch":
         return "`train.dropout_generator` is `torch`"
     if layout.device != "cpu":
         return "a GPU draws by torch's generator"
-    if train.compile:
-        return "compiled code draws by a generator of its own (`train.compile`)"
-    return "the step is the job's own (`train.step`)" if train.step is not None else ""
+    if train.step is not None:
+        return "the step is the job's own (`train.step`)"
+    if not train.compile:
+        return ""
+    by_itself = "draws by a generator of its own (`train.compile`)"
+    if _network_facts(model) is not None:
+        return f"compiled code of a network of your own {by_itself}"
+    if job.memory.recompute != "none":
+        return f"compiled code that is recomputed {by_itself}"
+    return f"compiled code on the tensor axis {by_itself}" if layout.sizes["tensor"] > 1 else ""
 
 
 def uncontrolled_draw(layout: Layout, model: ModelGraph) -> CodePlace | None:

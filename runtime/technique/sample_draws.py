@@ -16,12 +16,16 @@ generator get torch's numbers.
 Of a draw of which a rank has some heads, features or positions it makes the numbers of the whole sample, and takes its
 own.
 
-Limits: CPU only, and not within `torch.compile`, whose code has a generator of its own.
+Compiled code has a generator of its own. There the mask of an `nn.Dropout` comes from an operator,
+`dslc::dropout_mask`, which `torch.compile` calls as it is.
+
+Limits: CPU only; within `torch.compile` only `nn.Dropout`, without recomputation, whose second pass would draw anew.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import math
@@ -99,13 +103,23 @@ class _Active(threading.local):
 _ACTIVE = _Active()
 _MARK = "_dslc_draws_by_sample"
 _LIBRARY: list[torch.library.Library] = []  # holds the kernels, once they are replaced
+_LAYERS: dict[str, DrawingLayer] = {}  # of compiled code, by name
 
 
 # ------------------------------------------------------------------------------------------------------- the layers
 
 
-def apply(step: DrawStep | None, model: nn.Module, coordinates: Mapping[str, int], sizes: Mapping[str, int]) -> None:
-    """Lets the modules of `model` that draw do so by sample, in place. Names, parameters and hooks stay."""
+def apply(
+    step: DrawStep | None,
+    model: nn.Module,
+    coordinates: Mapping[str, int],
+    sizes: Mapping[str, int],
+    *,
+    compiled: bool = False,
+) -> None:
+    """Lets the modules of `model` that draw do so by sample, in place. Names, parameters and hooks stay. `compiled`:
+    some modules will be compiled.
+    """
     if step is None:
         return
     _replace_kernels()
@@ -125,7 +139,10 @@ def apply(step: DrawStep | None, model: nn.Module, coordinates: Mapping[str, int
             shared=kind in step.shared,
             cuts=_pieces_of(step, name, coordinates, sizes),
         )
-        module.forward = DrawingForward(module.forward, layer)
+        if compiled and type(module) is nn.Dropout:
+            module.forward = _masked_forward(module, layer)
+        else:
+            module.forward = DrawingForward(module.forward, layer)
         vars(module)[_MARK] = True
 
 
@@ -169,6 +186,39 @@ class DrawingForward:
             return self._forward(*args, **kwargs)
         finally:
             _ACTIVE.layer = before
+
+
+def _masked_forward(module: nn.Dropout, layer: DrawingLayer) -> Callable[[Tensor], Tensor]:
+    """Returns a forward pass of a dropout that can be compiled."""
+    make_mask, name, calls = _mask_operator(), layer.name, torch.zeros((), dtype=torch.int64)
+    _LAYERS[name] = layer
+
+    def forward(x: Tensor) -> Tensor:
+        if not module.training or module.p == 0:
+            return x
+        mask: Tensor = make_mask(calls, x.detach(), 1 - module.p, name)
+        return x * mask
+
+    return forward
+
+
+@functools.cache
+def _mask_operator() -> Callable[..., Tensor]:
+    """Returns `dslc::dropout_mask`. As it counts its `calls`, torch merges no two of a layer and keeps their order."""
+
+    def make_mask(calls: Tensor, like: Tensor, keep: float, layer: str) -> Tensor:
+        calls += 1
+        before = _ACTIVE.layer
+        _ACTIVE.layer = _LAYERS[layer]
+        try:
+            return torch.empty_like(like).bernoulli_(keep).div_(keep)
+        finally:
+            _ACTIVE.layer = before
+
+    make_mask.__annotations__ = {"calls": Tensor, "like": Tensor, "keep": float, "layer": str, "return": Tensor}
+    operator = torch.library.custom_op("dslc::dropout_mask", make_mask, mutates_args=("calls",))
+    operator.register_fake(lambda calls, like, keep, layer: torch.empty_like(like))
+    return operator
 
 
 def current_layer() -> DrawingLayer | None:

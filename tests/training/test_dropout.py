@@ -11,6 +11,8 @@ import pytest
 from helpers.launcher import Launcher
 from helpers.trained import Trained, agree, ready, train, train_job, write_job_with_helper
 
+from dslc.jobs.check_job import check_one
+
 JOB = """
 model {{ network = {network}, loss = cross_entropy(){more} }}
 data  {{ source = {source}, batch = 8 }}
@@ -55,6 +57,11 @@ PLANS = [
     ("gpt", (FOUR, "parallelism.tensor=2", "parallelism.zero=2", "parallelism.microbatches=2")),
     ("gpt", (FOUR, "parallelism.context=2", "parallelism.zero=2", "parallelism.microbatches=2")),
     ("gpt", (FOUR, "parallelism.pipeline=2", "parallelism.zero=1", "parallelism.microbatches=2")),
+    ("gpt", (TWO, "train.compile=true", "parallelism.microbatches=2", "parallelism.zero=3")),
+    (
+        "gpt",
+        (FOUR, "train.compile=true", "parallelism.context=2", "parallelism.pipeline=2", "parallelism.microbatches=2"),
+    ),
     ("vit", DATA),
     ("vit", PIPELINE),
     ("own", DATA),
@@ -122,3 +129,18 @@ def test_torchs_generators_draw_if_the_job_says_so(launcher: Launcher, folder: P
         train_job(launcher, job, "train.dropout_generator=torch", *settings).losses() for settings in ((), (TWO,))
     ]
     assert len({tuple(losses) for losses in (one.losses(), *by_torch)}) == 3
+
+
+def test_compiled_code_draws_by_sample_where_an_operator_can(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "gpt")
+    compiled = (TWO, "train.compile=true")
+    for settings, reason in (
+        ((), ""),
+        (("parallelism.context=2",), ""),
+        (("parallelism.tensor=2",), "compiled code on the tensor axis"),
+        ((RECOMPUTED,), "compiled code that is recomputed"),
+    ):
+        found = check_one(str(job), [*compiled, *settings])[0].found
+        assert [each.label for each in found if each.code == "W0608"] == (
+            [f"{reason} draws by a generator of its own (`train.compile`)"] if reason else []
+        )

@@ -97,7 +97,7 @@ def _warn_of_noise(job: JobSpec, layout: Layout, model: ModelGraph, facts: Netwo
     if not model.noise or (layout.world_size == 1 and layout.microbatches == 1) or draws_by_sample(job, layout, model):
         return
     where = "on each rank" if layout.world_size > 1 else "for each micro-batch than for a whole batch"
-    reason = torch_draws_because(job, layout)
+    reason = torch_draws_because(job, layout, model)
     place = facts.torch_draws if facts is not None else None
     if not reason:
         place = uncontrolled_draw(layout, model)

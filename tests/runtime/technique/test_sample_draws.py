@@ -190,6 +190,41 @@ def test_recomputation_draws_again_without_states_of_generators(tmp_path: Path, 
     torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
 
 
+def test_compiled_code_draws_what_plain_code_draws(tmp_path: Path) -> None:
+    """One dropout is called twice on the same numbers: it has two masks, and each pass has masks of its own."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.drop, self.last = nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            masked: Tensor = self.last(self.drop(x) + 2 * self.drop(x)) + self.drop(x.relu())
+            return masked
+
+    torch.manual_seed(0)
+    models = [Twice()]
+    models.append(copy.deepcopy(models[0]))
+    outputs: list[list[Tensor]] = [[], []]
+    for model, made, is_compiled in zip(models, outputs, (False, True), strict=True):
+        sample_draws.apply(DrawStep(), model, AXES, AXES, compiled=is_compiled)
+        run = torch.compile(model, backend="aot_eager", fullgraph=True) if is_compiled else model
+        passes = draws(tmp_path, 2)
+        passes.begin(StepBatch([], 8, 0, 3))
+        for micro in range(2):
+            passes.enter(micro)
+            made.append(run(torch.ones(4, 8)))
+            made[-1].square().sum().backward()
+        passes.leave()
+        model.eval()
+        made.append(run(torch.ones(4, 8)))
+    torch.testing.assert_close(outputs[1], outputs[0])
+    assert not torch.allclose(outputs[0][0], outputs[0][1])
+    gradients = [[parameter.grad for parameter in model.parameters()] for model in models]
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
 def test_outside_of_passes_torch_draws(tmp_path: Path) -> None:
     model = drawing()
     torch.manual_seed(5)
