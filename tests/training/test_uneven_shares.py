@@ -132,9 +132,10 @@ def test_shares_are_measured_anew_unless_they_suit(
 
 TOKENS = """
 model { network = gpt(layers = 2, width = 16, heads = 2, context = 8, vocab = 64), loss = cross_entropy() }
-data { source = synthetic(samples = 200, vocab = 64, context = 8), batch = 12 }
+data { source = synthetic(samples = 200, vocab = 64, context = 8), batch = 12, validation = 20% }
 devices { cpus = 4 }
 train { steps = 4, optimizer = sgd(lr = 0.1) }
+evaluate { metrics = [loss, accuracy] }
 log { every = 1 step }
 """
 
@@ -147,5 +148,7 @@ def test_ranks_of_another_axis_have_one_share(launcher: Launcher, tmp_path: Path
     job, folder = tmp_path / "made.plt", tmp_path / "profiled"
     job.write_text(TOKENS)
     folder.mkdir()
-    agree(train_job(launcher, job, "devices.cpus=1"), train_job(launcher, job, *settings))
+    one = train_job(launcher, job, "devices.cpus=1")
+    assert one.losses("validation")
+    agree(one, train_job(launcher, job, *settings))
     exchanges_as_planned(launcher, folder, job, *settings)
