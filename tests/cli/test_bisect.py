@@ -18,6 +18,7 @@ from helpers.commands import dslc
 from helpers.job_texts import job_text
 from helpers.paths import HELPERS
 from helpers.planted_faults import DIFFERENT_COPIES, FAULTS
+from instruments import equal_runs
 from safetensors import safe_open
 
 from dslc.commands.bisect import failure_notes
@@ -414,6 +415,11 @@ def test_two_runs_are_replayed_from_the_last_checkpoint_before_they_part(tmp_pat
         in (run.stdout)
     )
     assert "they part at step 6, at the learning rate: 0.1 in A and 0.15 in B" in run.stdout
+
+
+@pytest.mark.long
+def test_a_hundred_equal_runs_have_no_difference() -> None:
+    assert equal_runs.main(100, 2) == 0
 
 
 # ----------------------------------------------------------------------------------------------------- planted faults

@@ -13,6 +13,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,20 @@ import torch.distributed as dist
 from dslc.runtime.transport import gloo
 
 LIMIT = 60
+# An optimizer loads torch._dynamo when it is created.
+_PRELOADED = ("torch", "torch.distributed", "torch._dynamo", "pytest", "hypothesis")
+
+
+def preload(*modules: str) -> None:
+    """Starts the fork server with these modules loaded too, before the first gang."""
+    forkserver.set_forkserver_preload([*_PRELOADED, *modules])
+    forkserver.ensure_running()
 
 
 def gang(ranks: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Returns the results of `work(rank, *arguments)` on each rank. Both must pickle; tensors are numpy arrays."""
     context = multiprocessing.get_context("forkserver")
-    # An optimizer loads torch._dynamo when it is created.
-    context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "pytest", "hypothesis"])
+    context.set_forkserver_preload([*_PRELOADED])
     with tempfile.TemporaryDirectory() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
         made = [

@@ -2,23 +2,46 @@
 
 Model: jobs of three kinds with drawn seeds, optimizers and sizes are trained in one process, by which rounding is
 measured. Each is then trained under drawn plans, which compute the same. A plan whose tensors differ by more than
-rounding explains is a false alarm.
+rounding explains is a false alarm. A job is planned once for `SEEDS` seeds, and a gang of processes does many trainings
+one after another: so a run takes no start of processes of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import random
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from helpers.gang import gang, preload
 from helpers.job_texts import job_text
 
-from dslc.commands.bisect import Trainings, open_side, single_process
-from dslc.verification.bisection import find_difference, tensor_text
-from dslc.verification.replay_window import ReplayWindow
+from dslc.commands.bisect import open_side, single_process
+from dslc.compiler.ir.program import JobProgram, ObserveMode, RankPlace
+from dslc.runtime.measure.observe import Observation
+from dslc.terminal.exit_codes import CommandFailedError
+from dslc.verification.bisection import Bisection, find_difference, tensor_text
+from dslc.verification.observed_runs import observed_program
+from dslc.verification.recordings import join_ranks
+from dslc.verification.rounding_bounds import measure_bounds
 
+STEPS, SEEDS = 3, 6
+GANG = 16  # trainings of a gang, which has a minute
+# Modules that take seconds to import in each process.
+PRELOADED = (
+    "__main__",
+    "dslc.runtime.data.sources.open_sources",
+    "dslc.runtime.train",
+    "torch.distributed.fsdp",
+    "torch.distributed.optim",
+    "torch.distributed.pipelining.schedules",
+    "torch.distributed.tensor.parallel",
+)
 PLANS = 12  # of each job
 NETWORKS = {
     "gpt": (
@@ -67,36 +90,129 @@ def drawn_plans(kind: str, draw: random.Random) -> Iterator[tuple[str, ...]]:
         yield tuple(plan)
 
 
-def main(count: int, seed: int) -> None:
+# ---------------------------------------------------------------------------------------------------- trainings
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObservedTraining:
+    """A training of a plan with a seed; `folder` takes its observations."""
+
+    name: str
+    program: JobProgram
+    places: tuple[RankPlace, ...]
+    folder: str
+
+
+def train_on_rank(rank: int, trainings: Sequence[ObservedTraining]) -> None:
+    """Does trainings one after another in an open process group."""
+    import torch
+
+    from dslc.runtime.data import sample_keys
+    from dslc.runtime.data.sources.open_sources import open_source
+    from dslc.runtime.measure.position_details import PositionReporter
+    from dslc.runtime.parallel.tensor_parallel import noise_rank
+    from dslc.runtime.process import random_numbers
+    from dslc.runtime.process.stop import RunControl
+    from dslc.runtime.step.assemble import assemble
+    from dslc.runtime.train import train
+
+    device = torch.device("cpu")
+    for each in trainings:
+        job, board = each.program, RunControl(len(each.places))
+        os.makedirs(os.path.join(each.folder, "logs"), exist_ok=True)
+        random_numbers.begin(job.seed, 0)
+        splits = open_source(job.data, training=True)
+        sample_keys.prepare(job.data, splits.train, device)
+        parts = assemble(job, device, samples=splits.train)
+        random_numbers.begin(job.seed, noise_rank(job, rank))
+        requests, _ = os.pipe()
+        train(job, each.places[rank], parts, splits, board, each.folder, PositionReporter(job, rank, board, requests))
+
+
+def observe_all(trainings: Sequence[ObservedTraining]) -> dict[str, Observation]:
+    """Returns the observations of trainings, by name; those of one number of ranks share processes."""
+    for ranks in sorted({len(each.places) for each in trainings}):
+        of_ranks = [each for each in trainings if len(each.places) == ranks]
+        for start in range(0, len(of_ranks), GANG):
+            gang(ranks, train_on_rank, of_ranks[start : start + GANG])
+    return {each.name: Observation(each.folder, len(each.places)) for each in trainings}
+
+
+class EqualJob:
+    """A drawn job, in one process and under plans."""
+
+    def __init__(self, draw: random.Random, folder: str) -> None:
+        self.kind, self.text = drawn_job(draw)
+        path = Path(folder) / "job.plt"
+        path.write_text(self.text)
+        base = open_side(str(path), [], folder)
+        single = single_process(base)
+        mode = ObserveMode(tensors=1)
+        modes = {"plain": mode, "wide": replace(mode, exact=True)}
+        modes |= {f"order {n}": replace(mode, reorder=n) for n in (1, 2)}
+        self._programs = {
+            name: (observed_program(replace(single.program, mode=mode), STEPS), single.places)
+            for name, mode in modes.items()
+        }
+        self.plans: list[str] = []
+        for plan in drawn_plans(self.kind, draw):
+            try:
+                with contextlib.redirect_stderr(io.StringIO()):  # warnings of fields without effect
+                    ready = open_side(str(path), plan, folder).ready
+            except CommandFailedError:  # a plan that the rules refuse
+                continue
+            assert ready is not None
+            self.plans.append(f"{len(self.plans)} {' '.join(plan)}")
+            program = observed_program(replace(ready.program, mode=mode), STEPS)
+            self._programs[self.plans[-1]] = program, ready.places
+
+    def compare(self, seed: int) -> Iterator[tuple[str, Bisection]]:
+        """Trains with a seed; yields each plan and what a bisection finds."""
+        with tempfile.TemporaryDirectory() as folder:
+            seen = observe_all(
+                [
+                    ObservedTraining(
+                        name=name,
+                        program=replace(program, seed=seed, data=replace(program.data, seed=seed)),
+                        places=places,
+                        folder=os.path.join(folder, str(number)),
+                    )
+                    for number, (name, (program, places)) in enumerate(self._programs.items())
+                ]
+            )
+            plain, reference = join_ranks("plain", seen["plain"]), join_ranks("wide", seen["wide"])
+            bounds = measure_bounds(reference, [plain, *(join_ranks(n, seen[n]) for n in ("order 1", "order 2"))])
+            for plan in self.plans:
+                recording = join_ranks(plan, seen[plan], plain)
+                yield plan, find_difference(plain, recording, bounds, reference)
+
+
+def main(count: int, seed: int) -> int:
+    """Returns the number of false alarms in at least `count` runs."""
+    preload(*PRELOADED)
     draw, runs, alarms, tensors, highest = random.Random(seed), 0, 0, 0, 0.0
-    with tempfile.TemporaryDirectory() as name:
-        path = Path(name) / "job.plt"
+    with tempfile.TemporaryDirectory() as folder:
         while runs < count:
-            kind, text = drawn_job(draw)
-            path.write_text(text)
-            window = ReplayWindow(last=3)
-            trainings = Trainings(window, name)
-            base = open_side(str(path), [], name)
-            rounding = trainings.measure_rounding(single_process(base))
-            for plan in drawn_plans(kind, draw):
-                try:
-                    side = open_side(str(path), plan, name)
-                except Exception as error:  # a plan that the rules refuse
-                    print(f"refused {kind} {' '.join(plan)} {error}", flush=True)
-                    continue
-                recording = trainings.record(side, rounding.plain)
-                result = find_difference(rounding.plain, recording, rounding.bounds, rounding.reference)
-                runs += 1
-                tensors += len(result.compared)
-                share = result.largest.share if result.largest is not None else 0.0
-                if result.largest is not None and share > 4:
-                    print(f"{share:.1f} {tensor_text(result.largest.key)} step {result.largest.key.step} {kind} {plan}")
-                highest = max(highest, share)
-                if result.text:
-                    alarms += 1
-                    print(f"ALARM {kind} {' '.join(plan)}: {result.text}, step {result.step} {result.details}\n{text}")
-            print(f"{runs} runs, {alarms} named, {tensors:,} tensors, highest share {highest:.1f}", flush=True)
+            job = EqualJob(draw, folder)
+            for _ in range(SEEDS):
+                job_seed = draw.randrange(1_000_000)
+                for plan, result in job.compare(job_seed):
+                    runs += 1
+                    tensors += len(result.compared)
+                    share = result.largest.share if result.largest is not None else 0.0
+                    if result.largest is not None and share > 4:
+                        key = result.largest.key
+                        print(f"{share:.1f} {tensor_text(key)} step {key.step} {job.kind} {plan} seed {job_seed}")
+                    highest = max(highest, share)
+                    if result.text:
+                        alarms += 1
+                        print(f"ALARM {plan} seed {job_seed}: {result.text}, step {result.step} {result.details}")
+                        print(job.text)
+                print(f"{runs} runs, {alarms} named, {tensors:,} tensors, highest share {highest:.1f}", flush=True)
+                if runs >= count:
+                    break
+    return alarms
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+    sys.exit(min(1, main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)))
