@@ -8,10 +8,9 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
 
 import pytest
-from helpers.launcher import PRELOADED, Launcher
+from helpers.launcher import Launcher, shared_launcher
 from helpers.paths import TESTS
 from hypothesis import settings
 from instruments.durations import DurationRecorder
@@ -91,10 +90,8 @@ def _no_processes(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="session")
-def launcher() -> Iterator[Launcher]:
-    made = Launcher(*PRELOADED)
-    yield made
-    made.close()
+def launcher() -> Launcher:
+    return shared_launcher()
 
 
 @pytest.fixture(scope="session")

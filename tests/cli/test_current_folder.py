@@ -32,7 +32,7 @@ def test_modules_of_the_current_folder_do_not_run(tmp_path: Path) -> None:
         (here / f"{name}.py").write_text(EVIL)
     (job / "own.py").write_text(OWN.format(width=10, other="torch"))
     (job / "job.plt").write_text(written(network='python("own:make")', steps="2") + "devices { cpus = 2 }\n")
-    done = dslc("run", job / "job.plt", "--out", tmp_path / "run", cwd=here)
+    done = dslc("run", job / "job.plt", "--out", tmp_path / "run", cwd=here, fresh=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "plan.svg").exists() and not (here / "ran").exists()
     script = CALLED.format(str(job / "job.plt"), str(tmp_path / "api"))

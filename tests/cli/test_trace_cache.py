@@ -273,7 +273,7 @@ def test_a_second_check_runs_nothing_and_a_changed_module_is_seen(
     (folder / "net.py").write_text(NET)
     (folder / "sizes.py").write_text("WIDTH = 4")
 
-    installed = dslc("check", "job.plt", "--trace", cwd=folder)  # the command as a user types it
+    installed = dslc("check", "job.plt", "--trace", cwd=folder, fresh=True)  # the command as a user types it
     assert installed.returncode == 0
     (entry,) = (folder / "cache" / "dslc").glob("trace-*")
     entry.unlink()

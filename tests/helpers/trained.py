@@ -24,7 +24,7 @@ from dslc.runtime.measure.collectives import FIRST_STEP, STEPS
 from dslc.runtime.process.records import Record, read_metrics
 from dslc.runtime.process.vision_library import let_torchvision_load
 from helpers.job_texts import job_text
-from helpers.launcher import LIBRARIES, Launcher
+from helpers.launcher import LIBRARIES, TRACING, Launcher
 from helpers.paths import HELPERS
 
 # A job whose network is a user's, of the module `net` beside it.
@@ -62,7 +62,7 @@ def without_times(line: Record) -> Record:
 def load_what_traces() -> None:
     """Loads what tracing needs into this process, once, and not into each child that traces: 3 s each."""
     let_torchvision_load()  # which these import
-    for name in LIBRARIES:
+    for name in (*LIBRARIES, *TRACING):
         importlib.import_module(name)
     trace_model(lambda: torch.nn.Linear(2, 2), TensorFact(shape=(2,), dtype="float32"))
 
