@@ -235,7 +235,6 @@ def compare(folder: Path, whole: Path) -> None:
         )
 
 
-@pytest.mark.core
 def test_ten_faults(launcher: Launcher, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "4m"):
         assert len(faults(launcher, tmp_path, 10, seed=1)) == 10
