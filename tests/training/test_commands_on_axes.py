@@ -35,14 +35,13 @@ PLANS = {
 
 
 class Planned:
-    """A job of one process, in a folder, that was trained under a plan."""
+    """A job of one process, in a folder, and a plan for it."""
 
     def __init__(self, folder: Path, network: str, settings: tuple[str, ...]) -> None:
         self.folder, self.plan = folder, [word for setting in settings for word in ("--set", setting)]
         shutil.copy(OWN, folder)
         shutil.copy(HELPERS / "own_metrics.py", folder)
         (folder / "job.plt").write_text(JOB.replace("NETWORK", network))
-        self.shown("run", *self.plan)
 
     def shown(self, command: str, *arguments: object) -> str:
         """Returns the output of `dslc COMMAND job.plt …`."""
@@ -59,39 +58,46 @@ def planned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Planned(tmp_path_factory.mktemp("planned"), *PLANS[request.param])
 
 
+@pytest.fixture(scope="module")
+def trained(planned: Planned) -> Planned:
+    """The job, trained under its plan."""
+    planned.shown("run", *planned.plan)
+    return planned
+
+
 @pytest.mark.slow
-def test_an_evaluation_is_that_of_the_training(planned: Planned) -> None:
-    found = json.loads(planned.shown("evaluate", "--json", *planned.plan))
-    lines = map(json.loads, (run_of(planned.folder) / "metrics.jsonl").read_text().splitlines())
-    trained = next(line for line in lines if line["split"] == "validation")
+def test_an_evaluation_is_that_of_the_training(trained: Planned) -> None:
+    found = json.loads(trained.shown("evaluate", "--json", *trained.plan))
+    lines = map(json.loads, (run_of(trained.folder) / "metrics.jsonl").read_text().splitlines())
+    record = next(line for line in lines if line["split"] == "validation")
     assert (found["step"], found["samples"]) == (4, 13)
-    assert found["loss"] == pytest.approx(trained["loss"], rel=1e-6)
-    assert found["accuracy"] == pytest.approx(trained["accuracy"], abs=1e-12)
-    one = json.loads(planned.shown("evaluate", "--json"))
+    assert found["loss"] == pytest.approx(record["loss"], rel=1e-6)
+    assert found["accuracy"] == pytest.approx(record["accuracy"], abs=1e-12)
+    one = json.loads(trained.shown("evaluate", "--json"))
     kept = ("f1", "Spread.most", "Spread.least", "Spread.seen", "Spread.by_class")
     for name in kept:
-        assert trained[name] == pytest.approx(one[name], rel=1e-4, abs=1e-5), name
+        assert record[name] == pytest.approx(one[name], rel=1e-4, abs=1e-5), name
     assert one["Spread.seen"] == 13 * 16
 
 
 @pytest.mark.slow
-def test_predictions_are_those_of_one_process(planned: Planned) -> None:
+def test_predictions_are_those_of_one_process(trained: Planned) -> None:
     """One process loads the same checkpoint."""
     found = {}
-    for name, settings in (("plan", planned.plan), ("one", [])):
-        path = planned.folder / f"{name}.npz"
-        assert "output 61 x 16 x 256" in planned.shown("predict", "-o", path, "--split", "all", *settings)
+    for name, settings in (("plan", trained.plan), ("one", [])):
+        path = trained.folder / f"{name}.npz"
+        assert "output 61 x 16 x 256" in trained.shown("predict", "-o", path, "--split", "all", *settings)
         found[name] = np.load(path)
     assert found["plan"]["index"].tolist() == list(range(61))
     np.testing.assert_allclose(found["plan"]["output"], found["one"]["output"], atol=1e-5)
 
 
 @pytest.mark.slow
-def test_what_is_exported_is_what_was_trained(planned: Planned) -> None:
-    path = planned.folder / "weights.pt"
-    planned.shown("export", "-o", path, *planned.plan)
+def test_what_is_exported_is_what_was_trained(trained: Planned) -> None:
+    path = trained.folder / "weights.pt"
+    trained.shown("export", "-o", path, *trained.plan)
     exported = torch.load(path, weights_only=True)
-    for name, weight in load_file(run_of(planned.folder) / "weights.safetensors").items():
+    for name, weight in load_file(run_of(trained.folder) / "weights.safetensors").items():
         assert torch.equal(exported[name], weight), name
 
 
