@@ -110,12 +110,7 @@ def _read_model_and_data(reader: KeyReader) -> None:
     else:
         _name_quantization(reader)
         reader.name("finetuning_type", "adapters are `model.adapter = lora(…)`, and frozen parts `model.freeze`")
-    smoothing = reader.number("label_smoothing_factor")
-    if smoothing and smoothing < 1:
-        call = f"cross_entropy(label_smoothing = {value_text(smoothing)})"
-        reader.put("label_smoothing_factor", "model.loss", call)
-    else:
-        reader.imply("label_smoothing_factor", "0 is the default")
+    _read_loss(reader)
     share = reader.number("val_size") if reader.has("val_size") else reader.number("validation_split_percentage")
     key = "val_size" if reader.has("val_size") else "validation_split_percentage"
     if share and share < 1:
@@ -139,6 +134,24 @@ def _read_quantization(reader: KeyReader) -> None:
             set_quantization(reader, kind, key)
         else:
             reader.imply(key, "nothing is quantized, as by default")
+
+
+def _read_loss(reader: KeyReader) -> None:
+    """Reads label smoothing, and Liger's kernels, which compute the head and the loss without whole logits."""
+    smoothing, arguments = reader.number("label_smoothing_factor"), []
+    kernels = [key for key in ("use_liger_kernel", "enable_liger_kernel") if reader.flag(key)]
+    if kernels:
+        arguments.append("chunks = auto")
+    if smoothing and smoothing < 1:
+        arguments.append(f"label_smoothing = {value_text(smoothing)}")
+        reader.put("label_smoothing_factor", "model.loss", f"cross_entropy({', '.join(arguments)})")
+    else:
+        reader.imply("label_smoothing_factor", "0 is the default")
+    for key in kernels:
+        reader.put(key, "model.loss", f"cross_entropy({', '.join(arguments)})")
+    for key in ("use_liger_kernel", "enable_liger_kernel"):
+        if key not in kernels:
+            reader.imply(key, "the loss takes whole logits, as by default")
 
 
 def _name_quantization(reader: KeyReader) -> None:
