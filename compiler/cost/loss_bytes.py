@@ -82,6 +82,7 @@ def chunked_bytes(staging: Staging, layer: LayerNode, plain: LayerBytes) -> Laye
     losses = 4 * chunked.tokens
     hidden = chunked.tokens * width
     kept = plain.kept + losses
+    rounded = 2 * hidden if autocasts(job) and plain.input > 2 * hidden else 0  # a copy of the input in 16 bits
     moments: list[WorkingSet] = []
     if plain.backward:
         most = max(plain.backward, key=lambda moment: moment.made)
@@ -102,7 +103,7 @@ def chunked_bytes(staging: Staging, layer: LayerNode, plain: LayerBytes) -> Laye
     return replace(
         plain,
         kept=kept if plain.backward else 0,
-        forward=plain.forward - plain.output + logits + copied + 2 * losses,
+        forward=plain.input + rounded + logits + copied + 2 * losses,
         backward=tuple(moments),
         copies=0,
         output=losses,

@@ -6,6 +6,7 @@ Model, at the shares of the data sheet's figures that `PublishedFit` has:
   the memory's bandwidth. So its efficiency depends on its shape. The operations between products move bytes in
   proportion to these, and are part of that share.
 - Attention takes its FLOPs at a share of the peak, and its scores' bytes if it stores them.
+- A head that computes the loss in chunks reads its weight for each, and multiplies once more in the backward pass.
 - The loss reads the logits in float32 once forward and twice backward. The update moves `UPDATE_BYTES` a parameter.
 - A collective has a latency that grows with the logarithm of its ranks, and a share of the links' bandwidth.
 - The host starts kernels beside: a pass of a stage takes no less than that.
@@ -116,7 +117,9 @@ class PublishedTimes:
             return 0.0, 0.0
         share = samples / self._pieces
         seconds = share * (work.product_flops / rates.products + work.attention_flops / rates.attention)
-        seconds += (share * work.row_bytes + work.weight_bytes) / rates.memory
+        head = self._staging.chunked_head
+        times = head.chunks if head is not None and head.module == layer.name else 1  # that a pass reads the weight
+        seconds += (share * work.row_bytes + times * work.weight_bytes) / rates.memory
         if rates.scores and work.attention_flops:
             seconds += 2 * share * self._heads * self._positions[layer.name] ** 2 / rates.scores
         return seconds, seconds * layer.backward_flops / layer.forward_flops

@@ -185,7 +185,7 @@ def share_out_traced(graph: ModelGraph, plan: TensorPlan, ranks: int, pieces: in
     return replace(
         graph,
         shared=tuple(layers),
-        shared_output=(*output[:-1], output[-1] // ranks) if plan.loss_parallel else output,
+        shared_output=(*output[:-1], output[-1] // ranks) if plan.loss_parallel or plan.chunked_loss else output,
     )
 
 

@@ -7,9 +7,9 @@ et al. 2021, arXiv:2101.06983).
 
 Cross entropy with `chunks` is computed with the network's last dense layer, the head, some tokens at a time: the logits
 of a chunk exist, and never those of a micro-batch (runtime/technique/chunked_head.py). `auto` takes the fewest chunks
-whose tokens are at most the head's width, or `LEAST_TOKENS`. A chunk's logits are then no larger than the gradient of
-the head's weight, which exists anyway, and its products are large enough to be fast. Over the tensor axis the head
-computes the losses also where one chunk is enough.
+whose tokens are at most a quarter of the head's width, or `LEAST_TOKENS`. A chunk's logits are then a quarter of the
+gradient of the head's weight, which exists anyway, and its products are large enough to be fast. Over the tensor axis
+the head computes the losses also where one chunk is enough.
 
 Limits: on several nodes `over = node` takes for granted that the ranks of a tensor axis are on one of them.
 """
@@ -88,7 +88,7 @@ def chunked_head(job: JobSpec, layout: Layout, microbatch: int, model: ModelGrap
     tokens = microbatch * prod(model.output.shape[:-1]) // layout.sizes["context"]
     chunks = job.model.loss.chunks
     if chunks == AUTO:
-        chunks = ceil(tokens / max(LEAST_TOKENS, head.input.shape[-1]))
+        chunks = ceil(tokens / max(LEAST_TOKENS, head.input.shape[-1] // 4))
     assert isinstance(chunks, int)
     chunks = max(1, min(chunks, tokens))
     if chunks == 1 and layout.sizes["tensor"] == 1:
