@@ -138,7 +138,8 @@ def _read_quantization(reader: KeyReader) -> None:
 
 def _read_loss(reader: KeyReader) -> None:
     """Reads label smoothing, and Liger's kernels, which compute the head and the loss without whole logits."""
-    smoothing, arguments = reader.number("label_smoothing_factor"), []
+    smoothing = reader.number("label_smoothing_factor")
+    arguments: list[str] = []
     kernels = [key for key in ("use_liger_kernel", "enable_liger_kernel") if reader.flag(key)]
     if kernels:
         arguments.append("chunks = auto")

@@ -41,7 +41,7 @@ def _step(smoothing: float = 0.0, ignore: int | None = None) -> LossStep:
     )  # fmt: skip
 
 
-def _network(bias: bool) -> nn.Module:
+def _network(bias: bool) -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES, bias=bias))
 
