@@ -30,7 +30,7 @@ Section = Literal["machine", "libraries", "programs"]
 EXTRAS = {
     "parquet": "`parquet(…)` sources",
     "datasets": "`datasets(…)` sources",
-    "transformers": "`transformers(…)` networks",
+    "transformers": "`transformers(…)` networks, `chat(…)` sources",
     "tokens": "`dslc tokens --tokenizer`",
     "torchmetrics": "metrics such as `f1`",
     "torchvision": "`augment` of images",

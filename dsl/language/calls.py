@@ -324,10 +324,10 @@ class Chat(Call):
         either(Path("read", glob=True), calls("source")),
         "files of JSON Lines with `messages` on each line, in the order of their names, or `datasets(…)`",
     )
-    tokenizer: str = arg(
-        Path("read"), "the folder of the tokenizer and its chat template, as `save_pretrained` writes it"
+    tokenizer: str = arg(Path("read"), "the folder of the tokenizer, as `save_pretrained` writes it")
+    template: str = arg(
+        either(word("default"), Path("read")), "the tokenizer's chat template, or a file with one", default="default"
     )
-    template: str = arg(either(word("default"), Path("read")), "its own, or a file with one", default="default")
     train_on: str = arg(word("assistant", "all"), "the turns whose tokens count in the loss", default="assistant")
     pack: str | None = _optional(word("documents"), "puts several whole conversations into a sequence, kept apart")
     max_length: int | None = arg(Int(min=2), "the tokens of a sequence", default=None, shown="the model's")

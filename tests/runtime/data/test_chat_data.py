@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.trained import ready
+from helpers.launcher import Launcher
+from helpers.trained import agree, ready, train_job
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from dslc.commands.new import TEMPLATES
 from dslc.jobs.check_job import check_one
+from dslc.main import main
 from dslc.runtime.data.samples import SourceError
 from dslc.runtime.data.sources.chat_data import pack
 from dslc.runtime.data.sources.chat_rendering import ConversationError, ConversationRenderer, load_tokenizer
@@ -43,6 +45,7 @@ train {
   steps     = 4
   optimizer = sgd(lr = 0.1)
 }
+log { every = 1 step, tensorboard = false }
 """
 
 
@@ -167,7 +170,7 @@ def test_packed_conversations_train_as_each_alone(tmp_path: Path) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
+def test_what_is_left_out_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     question = {"role": "user", "content": "Why?"}
     odd = [json.dumps({"messages": []}), json.dumps({"messages": [question]})]
     job = make_job(tmp_path, ", max_length = 40", [*CONVERSATIONS.read_text().splitlines()[:24], *odd])
@@ -181,6 +184,10 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
         cut = sum(length > 40 and not out for length, out in zip(lengths, lost, strict=True))
         assert counts["cut_off"] == cut > 0 and analysis.workload.train == 24 - sum(lost)
         assert f"{cut} cut off after 40 tokens, 1 without messages left out" in next(iter(report)).message
+    assert main(["data", str(job)]) == 0
+    said = capsys.readouterr().out
+    assert f"conversations: {24 - sum(lost)} of 26 are trained on, with {counts['tokens']:,} tokens" in said
+    assert f"1 without messages, {1 + sum(lost)} without a target; cut off: {cut}" in said
 
 
 def test_data_that_changed_since_the_plan_is_refused(tmp_path: Path) -> None:
@@ -250,3 +257,20 @@ def test_a_tokenizer_without_a_template_is_refused_at_its_place(tmp_path: Path) 
     (fault,) = report
     assert fault.code == "E0350" and "has no chat template" in fault.message
     assert fault.span is not None and fault.span.text() == '"tokenizer"' and "`template" in fault.help
+
+
+# ---------------------------------------------------------------------------------------------------------- training
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pack_word", ["none", "documents"])
+def test_conversations_train_over_ranks_as_in_one_process(launcher: Launcher, tmp_path: Path, pack_word: str) -> None:
+    job = make_job(tmp_path, f", pack = {pack_word}")
+    kept = f"checkpoint.dir={tmp_path / 'kept'}"
+    two = ("devices.cpus=2", "parallelism.zero=3")
+    one = train_job(launcher, job, "checkpoint.every=2 steps", kept)
+    agree(one, train_job(launcher, job, *two))
+    shutil.rmtree(tmp_path / "kept" / "step-00000004")
+    resumed = train_job(launcher, job, "checkpoint.resume=auto", kept, *two)
+    assert [line["step"] for line in resumed.lines] == [3, 4]
+    assert resumed.losses() == pytest.approx(one.losses()[2:], abs=1e-5)
