@@ -213,6 +213,17 @@ def test_a_data_set_of_the_library_gives_the_same_sequences(tmp_path: Path) -> N
         assert torch.equal(one, other)
 
 
+def test_a_mixture_of_conversations_knows_all_tokens(tmp_path: Path) -> None:
+    job = make_job(tmp_path)
+    (tmp_path / "short.jsonl").write_text(GOOD + "\n")
+    short = 'chat("short.jsonl", tokenizer = "tokenizer")'
+    text = job.read_text().replace("source = chat(", f"source = mixture([{short}, chat(")
+    job.write_text(text.replace('tokenizer")\n', 'tokenizer")])\n'))
+    program = ready(job, "train.steps=2").program
+    assert [part.train_samples for part in program.data.parts] == [1, 24]
+    assert open_source(program.data).train.batch(torch.arange(25))[0].shape == (25, 96)
+
+
 # --------------------------------------------------------------------------------------------------------- bad input
 
 QUESTION = '{"messages": [{"role": "user", "content": "a"}]}'
