@@ -244,7 +244,6 @@ def _evaluate(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--split",
         choices=("validation", "test"),
-        default="validation",
         help="the samples to evaluate on (default: validation)",
     )
     tasks = "in place of a split, tasks of the evaluation harness with its options: 'hellaswag,piqa --num_fewshot 5'"

@@ -26,7 +26,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.lm_eval is not None:
         return _evaluate_by_harness(arguments)
     _, combinations = load_each(arguments.job, arguments.settings)
-    split = arguments.split
+    split = arguments.split or "validation"
     ready, selected = prepare_inference(
         combinations[0], arguments.checkpoint, EvaluateMode, split=split, raw=arguments.raw
     )
@@ -49,6 +49,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _evaluate_by_harness(arguments: argparse.Namespace) -> int:
     """Exports the model into a folder that is removed afterwards, and has the harness evaluate it there."""
+    if arguments.split is not None:
+        raise CommandFailedError("--split chooses samples of the job, and --lm-eval takes those of its tasks: give one")
     tasks, options = tasks_and_options(arguments.lm_eval)
     _, combinations = load_each(arguments.job, arguments.settings)
     job = combinations[0].job

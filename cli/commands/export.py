@@ -87,8 +87,7 @@ def _export(analysis: Analysis, selected: SelectedWeights, output: str, argument
     library = "peft" if arguments.adapter else "transformers"
     task = step.kind if step else ""
     card = model_card(job.name, selected, task=task, start=start, library=library)
-    model_folder = os.path.join(step.folder, os.path.expanduser(step.name)) if step else ""
-    companions = CompanionFiles(folders=(start, model_folder), card=card)
+    companions = CompanionFiles(folders=_companion_folders(start, step), card=card)
     if job.model.start is not None and job.model.start.quantize is not None and facts is None:
         raise CommandFailedError("the forms of weights in 4 or 8 bits are known only where the data can be read")
     try:
@@ -131,6 +130,12 @@ def _export(analysis: Analysis, selected: SelectedWeights, output: str, argument
         print(plain(_once(ties)))
     print(plain(f"{output}: {plural(count, 'tensor')}, {plural(size, 'byte')}, of {selected}"))
     return GOOD
+
+
+def _companion_folders(start: str, step: TransformersStep | None) -> tuple[str, ...]:
+    """Returns the folders whose tokenizer goes with the model: that of its initial weights, and its own."""
+    model = os.path.join(step.folder, os.path.expanduser(step.name)) if step else ""
+    return tuple(filter(os.path.isdir, (start, model)))
 
 
 def _show_error(error: Exception) -> None:

@@ -47,7 +47,9 @@ def run_harness(folder: str, tasks: str, options: list[str], *, cpu: bool, quiet
     command += ["--tasks", tasks, *device, *options, "--output_path", results]
     if subprocess.run(command, check=False, stdout=sys.stderr if quiet else None).returncode:
         raise CommandFailedError("the evaluation harness failed: its own messages are above", status=TRAINING_FAILED)
-    (path,) = glob.glob(os.path.join(glob.escape(results), "**", "results_*.json"), recursive=True)
-    with open(path, encoding="utf-8") as file:
+    files = glob.glob(os.path.join(glob.escape(results), "**", "results_*.json"), recursive=True)
+    if not files:
+        raise CommandFailedError("the evaluation harness wrote no results: name the tasks to evaluate")
+    with open(files[0], encoding="utf-8") as file:
         metrics: dict[str, Any] = json.load(file)["results"]
     return metrics

@@ -7,6 +7,7 @@ them. Weights from elsewhere have a card without these parts.
 from __future__ import annotations
 
 import os
+import re
 
 from dslc.compiler.plan_file import PlanFile, PlanFileError, read_plan
 from dslc.compiler.show.explain import explain
@@ -79,7 +80,7 @@ def _metric_lines(run: str, step: int | None) -> list[str]:
         if step is None or record["step"] <= step:
             last[record["split"]] = record
     rows = [
-        f"| {split} | {plain(metric)} | {value:.4g} | {record['step']:,} |"
+        f"| {split} | {plain(metric).replace('|', '/')} | {value:.4g} | {record['step']:,} |"
         for split, record in last.items()
         for metric, value in numbers(record)
         if value is not None and metric != "lr"
@@ -90,4 +91,6 @@ def _metric_lines(run: str, step: int | None) -> list[str]:
 
 
 def _block(title: str, text: str) -> list[str]:
-    return ["", f"## {title}", "", "~~~~text", plain_lines(text).rstrip(), "~~~~"]
+    """Returns a section with a block of code, whose fence is longer than each in the text."""
+    fence = "~" * max(4, 1 + max(map(len, re.findall("~+", text)), default=0))
+    return ["", f"## {title}", "", f"{fence}text", plain_lines(text).rstrip(), fence]

@@ -50,6 +50,11 @@ def test_a_harness_that_is_not_installed_is_named() -> None:
         tasks_and_options("hellaswag")
 
 
+def test_a_split_and_tasks_are_not_evaluated_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "job.plt", "--split", "test", "--lm-eval", "hellaswag"]) == 2
+    assert "--lm-eval takes those of its tasks: give one" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_harness_evaluates_what_is_exported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

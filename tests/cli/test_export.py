@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from helpers.tiny_llama import write_llama
 
-from dslc.commands.export import _fault_of_folder, _needs_trace, _show_error
+from dslc.commands.export import _companion_folders, _fault_of_folder, _needs_trace, _show_error
+from dslc.compiler.ir.program import TransformersStep
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
 from dslc.jobs.check_job import inspect
@@ -39,6 +40,18 @@ def test_a_head_that_is_named_is_not_looked_for_in_the_data(
     assert analysis is not None and not report.errors, [each.message for each in report.errors]
     found = _fault_of_folder(analysis, adapter=False)
     assert said in found and bool(said) == bool(found)
+
+
+def test_a_tokenizer_is_of_the_weights_or_the_model_and_never_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "start.safetensors").touch()
+    step = TransformersStep(name="model", folder=str(tmp_path))
+    assert _companion_folders("", None) == ()
+    assert _companion_folders("start.safetensors", step) == (str(tmp_path / "model"),)
+    assert _companion_folders("model", TransformersStep(name="gpt2", folder=str(tmp_path))) == ("model",)
 
 
 def test_a_torchvision_that_fails_is_named_behind_what_peft_says(capsys: pytest.CaptureFixture[str]) -> None:
