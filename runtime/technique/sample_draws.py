@@ -139,10 +139,10 @@ def apply(
             shared=kind in step.shared,
             cuts=_pieces_of(step, name, coordinates, sizes),
         )
+        forward: Callable[..., object] = DrawingForward(module.forward, layer)
         if compiled and type(module) is nn.Dropout:
-            module.forward = _masked_forward(module, layer)
-        else:
-            module.forward = DrawingForward(module.forward, layer)
+            forward = _masked_forward(module, layer)
+        module.forward = forward
         vars(module)[_MARK] = True
 
 
