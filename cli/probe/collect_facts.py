@@ -6,6 +6,7 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any, cast
 
 from dslc.compiler.facts.sources import context_of, each_source, mixture_facts, source_facts, source_key
 from dslc.compiler.ir.facts import Facts, MachineFacts, SourceFacts
@@ -97,28 +98,30 @@ def _read_conversations(call: Chat, source: SourceFacts, context: int | None) ->
         return source  # a rule reports it
     _, arguments = source_key(call)
     arguments |= {"context": context, **source.found}
-    if "files" in arguments and (facts := chat_cache.load_facts(chat_cache.entry_of(arguments))) is not None:
-        facts.pop("splits")
-    else:
+    stored_facts = chat_cache.load_facts(chat_cache.entry_of(arguments)) if "files" in arguments else None
+    if stored_facts is not None:
+        stored_facts.pop("splits")
+        stored_facts["found"] |= source.found
+        return from_json(SourceFacts, stored_facts)
 
-        def work() -> object:
-            from dslc.runtime.data.sources import chat_data
-            from dslc.runtime.data.sources.chat_rendering import ConversationError
+    def work() -> object:
+        from dslc.runtime.data.sources import chat_data
+        from dslc.runtime.data.sources.chat_rendering import ConversationError
 
-            try:
-                return chat_data.prepare(arguments).facts(arguments["context"])
-            except ConversationError as error:
-                return error.facts()
+        try:
+            return chat_data.prepare(arguments).facts(arguments["context"])
+        except ConversationError as error:
+            return error.facts()
 
-        answer = in_child(work)
-        if "made" not in answer:
-            return replace(
-                source,
-                missing=f"the conversations cannot be read: {answer['error']}",
-                help="`transformers` failed; call `AutoTokenizer.from_pretrained` alone to see the whole traceback",
-                code="E0311",
-            )
-        facts = answer["made"]
+    answer = in_child(work)
+    if "made" not in answer:
+        return replace(
+            source,
+            missing=f"the conversations cannot be read: {answer['error']}",
+            help="`transformers` failed; call `AutoTokenizer.from_pretrained` alone to see the whole traceback",
+            code="E0311",
+        )
+    facts = cast("dict[str, Any]", answer["made"])
     if "missing" in facts:
         return replace(source, **facts)
     facts["found"] |= source.found

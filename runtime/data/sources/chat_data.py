@@ -152,7 +152,8 @@ def _render(
     counts: ConversationCounts,
 ) -> list[_Tokens]:
     """Returns the conversations of a split that have a target, cut to the length of a sequence."""
-    length, rendered, shortest = arguments["context"], [], 0
+    length, shortest = arguments["context"], 0
+    rendered: list[_Tokens] = []
     before = asdict(counts)
     for conversation in conversations:
         counts.conversations += 1
@@ -221,7 +222,8 @@ def _lay_out(conversations: list[_Tokens], length: int, separator: int | None) -
     if separator is not None:
         numbers = pack([len(each.tokens) for each in conversations], length)
         between = _Tokens(np.array([separator], np.uint32), np.array([False]))
-    starts, parts = [0], []
+    starts = [0]
+    parts: list[_Tokens] = []
     for row in numbers:
         pieces = [piece for n in row for piece in (between, conversations[n])][1:]
         starts.append(starts[-1] + sum(len(piece.tokens) for piece in pieces))

@@ -151,7 +151,8 @@ def _tokenizer_loader() -> Callable[..., Any]:
             "E0803",
             "tokenizer",
         ) from error
-    return AutoTokenizer.from_pretrained  # type: ignore[no-any-return]
+    load: Callable[..., Any] = AutoTokenizer.from_pretrained
+    return load
 
 
 def _template_text(tokenizer: Any, folder: str, template: str | None) -> str:
