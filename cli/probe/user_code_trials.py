@@ -317,6 +317,8 @@ def try_optimizer(trial: Trial) -> Findings[Trial | None]:
     updates may be divided. Adds nothing if it cannot be used.
     """
     job, source, model, call = trial.job, trial.source, trial.facts.model, trial.job.train.optimizer
+    if call.has_codes and importlib.util.find_spec("torchao") is None:
+        yield missing_library("torchao", call.value_span("state_"))
     if not isinstance(call, PythonOptimizer):
         return None
 

@@ -128,15 +128,21 @@ def _prepare(text: str, home: str, *, one_rank: bool = False) -> Ready:
 
 
 def _on_cpus(job: JobSpec) -> JobSpec:
-    """Returns the job with only data ranks and in fp32, also where a job that `--model` names says something else."""
+    """Returns the job with only data ranks and in fp32, also where a job that `--model` names says something else, and
+    with the moments of its optimizer in fp32.
+    """
     parallelism = ParallelismSpec(
         zero=job.parallelism.zero, microbatches=job.parallelism.microbatches, gradients=job.parallelism.gradients
     )
+    optimizer = job.train.optimizer
+    if optimizer.has_codes:  # the other tool's has moments in fp32 on CPUs
+        full: dict[str, Any] = {"state_": "fp32"}
+        optimizer = replace(optimizer, **full)
     return replace(
         job,
         parallelism=parallelism,
         memory=MemorySpec(recompute=job.memory.recompute),
-        train=replace(job.train, precision=Fp32(), compile=False),
+        train=replace(job.train, optimizer=optimizer, precision=Fp32(), compile=False),
         launch=LaunchSpec(timeout=job.launch.timeout),
     )
 

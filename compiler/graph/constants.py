@@ -426,7 +426,7 @@ def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
     both = [each for each in (optimizer, optimizer.fallback) if each is not None]
     rates = {name: _scaled(job, getattr(optimizer, name)) for name in optimizer.rates}
     return p.OptimizerStep(
-        kind=optimizer.torch_class or type(optimizer).__name__,
+        kind=optimizer.class_name,
         lr=_scaled(job, optimizer.lr),
         base_lr=_base_lr(job),
         state=tuple(name for each in both for name in (*each.counts, *each.state)),

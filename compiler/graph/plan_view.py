@@ -266,7 +266,8 @@ def optimizer_text(step: p.OptimizerStep) -> str:
             for word, kind in CALLS["optimizer"].items()
             if issubclass(kind, Optimizer)
         }
-        word = classes.get(step.kind, step.kind)
+        word = classes.get(step.kind.removesuffix("8bit"), step.kind)
+        word += " with moments in 8 bits" if step.kind.endswith("8bit") else ""
         return f"{word}, and adamw for {_adamw_text(step.adamw)}" if "adamw_lr" in step.arguments else word
     kept = ", ".join(step.state)
     return f"{step.python.function}, which keeps {kept}" if kept else step.python.function

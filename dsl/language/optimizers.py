@@ -9,6 +9,7 @@ memory, the programs of the ranks, checkpoints and `dslc verify` all read these,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import ClassVar, Literal
 
 from dslc.dsl.language.calls import PATTERN_LIST, PythonCall
@@ -28,6 +29,15 @@ _EPS_DOC = "added to the denominator"
 _MOMENTUM = Float(min=0, below=1)
 _MOMENTUM_DOC = "how much of the last update is kept"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+BLOCK = 256  # numbers of a moment in 8 bits that share a scale
+_LEAST_CODES = 4096  # numbers of a parameter whose moments are in 8 bits
+CODE_CHUNK = 2**16  # numbers that an update of moments in 8 bits runs over at once
+CODE_SCRATCH = 48  # about the bytes of temporary tensors for each of them
+
+
+def keeps_codes(shape: tuple[int, ...]) -> bool:
+    """True if a parameter of this shape has moments in 8 bits, where they are asked for; torchao's rule."""
+    return prod(shape) >= _LEAST_CODES and prod(shape) % BLOCK == 0
 
 
 @record
@@ -62,6 +72,16 @@ class Optimizer(Call):
         return 1
 
     @property
+    def has_codes(self) -> bool:
+        """True if its moments are codes with scales for blocks of numbers."""
+        return False
+
+    @property
+    def class_name(self) -> str:
+        """Returns the name of its class in a program."""
+        return self.torch_class or type(self).__name__
+
+    @property
     def fallback(self) -> Optimizer | None:
         """Returns the optimizer of the parameters that it leaves to another; None if it has all."""
         return None
@@ -93,6 +113,7 @@ class Optimizer(Call):
 def torch_optimizer(name: str) -> type[Optimizer]:
     """The declaration of a class, by its name in a program."""
     declarations = (each for each in CALLS["optimizer"].values() if issubclass(each, Optimizer))
+    name = name.removesuffix("8bit")
     return next(each for each in declarations if name in (each.torch_class, each.__name__))
 
 
@@ -128,6 +149,7 @@ class Adam(Optimizer):
     """Adam (Kingma and Ba 2014, arXiv:1412.6980)."""
 
     torch_class: ClassVar = "Adam"
+    apart: ClassVar = ("lr", "state_")
     fused: ClassVar = ("cpu", "cuda")
     fused_takes_shards: ClassVar = True
     rounding: ClassVar = 0.05
@@ -137,10 +159,42 @@ class Adam(Optimizer):
     eps: float = arg(Float(above=0), _EPS_DOC, default=1e-8)
     weight_decay: float = arg(_DECAY, _DECAY_DOC, default=0.0)
     amsgrad: bool = arg(Bool(), "the AMSGrad variant", default=False)
+    state_: str = arg(
+        word("fp32", "8bit"),
+        "the moments: in fp32, or torchao's codes with a scale for 256 of them",
+        default="fp32",
+    )
+
+    @property
+    def has_codes(self) -> bool:
+        return self.state_ == "8bit"
+
+    @property
+    def class_name(self) -> str:
+        return f"{self.torch_class}8bit" if self.has_codes else self.torch_class
 
     @property
     def state(self) -> tuple[str, ...]:
-        return (*_MOMENTS, "max_exp_avg_sq") if self.amsgrad else _MOMENTS
+        moments = (*_MOMENTS, "max_exp_avg_sq") if self.amsgrad and not self.has_codes else _MOMENTS
+        return (*moments, *(f"{moment}_scale" for moment in moments)) if self.has_codes else moments
+
+    @property
+    def bytes_of_a_number(self) -> float:
+        moments = 3 if self.amsgrad else 2
+        return moments * (1 + 4 / BLOCK) if self.has_codes else 4.0 * moments
+
+    def state_bytes(self, shape: tuple[int, ...], numbers: int) -> int:
+        moments = 3 if self.amsgrad else 2
+        return moments * (numbers + 4 * (numbers // BLOCK) if self.has_codes and keeps_codes(shape) else 4 * numbers)
+
+    def scratch_bytes(self, shapes: Sequence[tuple[tuple[int, ...], int]]) -> int:
+        """Returns the temporary bytes; of codes, those of the chunk that an update runs over."""
+        if not self.has_codes:
+            return Optimizer.scratch_bytes(self, shapes)
+        return CODE_SCRATCH * min(CODE_CHUNK, max((numbers for _, numbers in shapes), default=0))
+
+    def fused_on(self, *, shards: bool, skipping: bool) -> tuple[Device, ...]:
+        return () if self.has_codes else Optimizer.fused_on(self, shards=shards, skipping=skipping)
 
 
 @call("optimizer", "adamw")

@@ -45,6 +45,7 @@ from dslc.runtime.checkpoint.files import METADATA, Manifest, Shapes, is_plain_n
 from dslc.runtime.checkpoint.permuted_rows import with_chunks
 from dslc.runtime.exchange.base import Exchange, in_place_of
 from dslc.runtime.model.tensor_names import named_tensors
+from dslc.runtime.optimizer.local_parts import empty_by_rows
 from dslc.runtime.parallel.custom_optimizer import OwnOptimizer
 from dslc.runtime.process import random_numbers
 from dslc.runtime.technique import offload
@@ -324,13 +325,15 @@ class _Slot:
 
     def make(self, one_number: bool, stored: TensorStorageMetadata) -> Tensor:
         """Returns an empty tensor for a `stored` state: of one number, as a step count is, like the parameter, or of
-        another shape, which only ranks with whole parameters have.
+        another shape, such as the scales of codes.
         """
         if one_number:
             return torch.zeros((), device=self.parameter.device if self.step_beside else "cpu")
-        if stored.size != self.parameter.shape:
-            return torch.empty(stored.size, dtype=stored.properties.dtype, device=self.parameter.device)
-        return torch.empty_like(self.parameter, requires_grad=False)
+        dtype = stored.properties.dtype
+        if stored.size == self.parameter.shape:
+            kept = self.parameter.dtype if dtype.is_floating_point else dtype  # codes stay codes
+            return torch.empty_like(self.parameter, dtype=kept, requires_grad=False)
+        return empty_by_rows(self.parameter, stored.size, dtype)
 
     def copy_to_device(self) -> None:
         """Copies the parameter's new numbers to the device, if this is the host's copy."""

@@ -136,6 +136,8 @@ def plain_optimizer(step: OptimizerStep, model: nn.Module) -> torch.optim.Optimi
         return _own_optimizer(step, model, decayed, undecayed)
     groups = [{"params": decayed}] * bool(decayed) + [{"params": undecayed, "weight_decay": 0.0}] * bool(undecayed)
     groups = _named_groups(step, model, groups) if step.groups else groups
+    if step.kind.endswith("8bit"):
+        return _TorchaoAdam(groups, step)
     if step.kind == "Muon":
         return _MuonAndAdamW(groups, step, model)
     if step.kind == "Lion":
@@ -144,6 +146,23 @@ def plain_optimizer(step: OptimizerStep, model: nn.Module) -> torch.optim.Optimi
         return _AdamFrozenLater(groups, lr=step.lr, **step.arguments)
     kind: type[torch.optim.Optimizer] = getattr(torch.optim, step.kind)
     return kind(groups, lr=step.lr, foreach=False, **step.arguments)  # type: ignore[call-arg]
+
+
+class _TorchaoAdam(torch.optim.Optimizer):
+    """torchao's own class, whose rates are tensors, without the compiler."""
+
+    def __init__(self, groups: list[ParamGroup], step: OptimizerStep) -> None:
+        import torchao.optim
+
+        super().__init__(groups, {"lr": step.lr})
+        inner = [dict(group) for group in self.param_groups]
+        self._inner: torch.optim.Optimizer = getattr(torchao.optim, step.kind)(inner, lr=step.lr, **step.arguments)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
+            inner["lr"] = torch.tensor(group["lr"], dtype=torch.float32)
+        with torch.compiler.set_stance("force_eager"):
+            self._inner.step()
 
 
 class _MuonAndAdamW(torch.optim.Optimizer):

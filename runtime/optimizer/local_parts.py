@@ -9,7 +9,7 @@ Limits: the compiler lets a rank hold no less than a whole parameter where the u
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -56,3 +56,14 @@ class LocalParts(torch.optim.Optimizer):
 
 def _part(parameter: Tensor) -> Tensor:
     return nn.Parameter(local_part(parameter).detach()) if is_distributed(parameter) else parameter
+
+
+def empty_by_rows(parameter: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Returns a tensor without numbers, of which a rank has the rows that it has of the parameter."""
+    if not is_distributed(parameter):
+        return torch.empty(tuple(shape), dtype=dtype, device=parameter.device)
+    from torch.distributed.tensor import DTensor, empty
+
+    assert isinstance(parameter, DTensor)
+    made: Tensor = empty(tuple(shape), dtype=dtype, device_mesh=parameter.device_mesh, placements=parameter.placements)
+    return made.to(parameter.device)

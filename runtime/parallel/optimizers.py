@@ -19,6 +19,7 @@ from dslc.compiler.ir.parameter_names import ParameterNames
 from dslc.compiler.ir.program import OptimizerStep
 from dslc.runtime.model.tensor_names import parameter_names
 from dslc.runtime.optimizer.adafactor import Adafactor
+from dslc.runtime.optimizer.adam_8bit import Adam8bit
 from dslc.runtime.optimizer.lion import Lion
 from dslc.runtime.optimizer.muon import ADAMW, Muon
 from dslc.runtime.parallel import zero1
@@ -26,7 +27,13 @@ from dslc.runtime.parallel.custom_optimizer import OwnOptimizer, ParamGroup
 from dslc.runtime.technique import offload
 
 # Classes of runtime/optimizer, by the names in a program. They have one implementation each.
-OWN_CLASSES: dict[str, Callable[..., torch.optim.Optimizer]] = {"Adafactor": Adafactor, "Lion": Lion, "Muon": Muon}
+OWN_CLASSES: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "Adafactor": Adafactor,
+    "Adam8bit": partial(Adam8bit, decoupled=False),
+    "AdamW8bit": partial(Adam8bit, decoupled=True),
+    "Lion": Lion,
+    "Muon": Muon,
+}
 
 
 def build_optimizer(

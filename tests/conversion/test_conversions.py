@@ -46,6 +46,8 @@ OPTIMIZERS = [
         "",
     ),
     ("transformers", "lion_32bit", "lion(lr = 0.001, betas = [0.9, 0.999])", ""),
+    ("transformers", "adamw_torch_8bit", "adamw(lr = 0.001, weight_decay = 0, state = 8bit)", ""),
+    ("transformers", "paged_adamw_8bit", "adamw(lr = 0.001, weight_decay = 0, state = 8bit)", "round otherwise"),
     ("transformers", "adafactor", "adafactor(lr = 0.001)", "the scale of a parameter"),
     ("transformers", "paged_lion_8bit", "lion(lr = 0.001, betas = [0.9, 0.999])", "in fp32"),
 ]

@@ -12,6 +12,7 @@ _NEWER = (
     "adafactor(lr = 0.05{})",
     "adafactor(lr = 0.02, d = 2, scale_floor = 0.01{})",
     "muon(lr = 0.02{})",
+    "adamw(lr = 1e-3, state = 8bit{})",
     "muon(lr = 0.01, adjust_lr_fn = match_rms_adamw, nesterov = false, adamw_lr = 3e-3{})",
 )
 

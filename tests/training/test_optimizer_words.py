@@ -13,11 +13,14 @@ from test_own_optimizers import STAGES, STAGES_AND_DATA, job, over
 LION = "lion(lr = 1e-3, weight_decay = 0.1)"
 ADAFACTOR = "adafactor(lr = 0.1, weight_decay = 0.1)"
 MUON = "muon(lr = 0.02, adamw_lr = 1e-3)"
+ADAM_8BIT = "adamw(lr = 3e-4, state = 8bit)"
+WIDER = ("model.network=[linear(512), gelu(), linear(256), gelu(), linear(10)]",)  # with matrices of codes
 ZEROS = tuple(over(2, zero) for zero in (1, 2, 3))
 GROUPS = ('train.groups=[group(["0.*", "*.bias"], lr = 2e-3, weight_decay = 0)]', "train.clip=0.5", "train.ema=0.9")
 PLANS = {
     LION: (*ZEROS, over(2, 3, tensor=2), STAGES_AND_DATA),
     ADAFACTOR: (over(2), over(2, 1), STAGES_AND_DATA, ("memory.offload=[optimizer, parameters]",)),
+    ADAM_8BIT: (*ZEROS, STAGES_AND_DATA),
     MUON: (over(2), over(2, 1), STAGES_AND_DATA, ("memory.offload=[optimizer, parameters]",)),
 }
 
@@ -25,26 +28,33 @@ PLANS = {
 @pytest.mark.parametrize("optimizer", PLANS, ids=lambda text: text.partition("(")[0])
 def test_words_train_over_ranks_as_in_one_process(launcher: Launcher, tmp_path: Path, optimizer: str) -> None:
     made = job(tmp_path, optimizer)
-    one = train_job(launcher, made, *GROUPS)
+    settings = (*GROUPS, *(WIDER if optimizer == ADAM_8BIT else ()))
+    one = train_job(launcher, made, *settings)
     assert one.losses()[0] - one.losses()[-1] > 0.01, "it learns"
     for plan in PLANS[optimizer]:
-        agree(one, train_job(launcher, made, *GROUPS, *plan), weights=1e-5)
+        agree(one, train_job(launcher, made, *settings, *plan), weights=1e-5)
 
 
 @pytest.mark.parametrize(
     ("optimizer", "before", "after"),
-    [(LION, over(2, 3), STAGES), (ADAFACTOR, over(2, 1), STAGES), (MUON, STAGES, over(2, 1))],
-    ids=["lion", "adafactor", "muon"],
+    [
+        (LION, over(2, 3), STAGES),
+        (ADAFACTOR, over(2, 1), STAGES),
+        (MUON, STAGES, over(2, 1)),
+        (ADAM_8BIT, over(2, 3), over(2, 1)),
+    ],
+    ids=["lion", "adafactor", "muon", "8bit"],
 )
 def test_words_resume_under_another_plan(
     launcher: Launcher, tmp_path: Path, optimizer: str, before: tuple[str, ...], after: tuple[str, ...]
 ) -> None:
     made, folder = job(tmp_path, optimizer), tmp_path / "checkpoints"
-    unbroken = train_job(launcher, made, "log.every=1 step")
-    settings = ("checkpoint.every=2 steps", f"checkpoint.dir={folder}")
+    wider = WIDER if optimizer == ADAM_8BIT else ()
+    unbroken = train_job(launcher, made, "log.every=1 step", *wider)
+    settings = (*wider, "checkpoint.every=2 steps", f"checkpoint.dir={folder}")
     assert train_job(launcher, made, *settings, *before).losses()
     shutil.rmtree(folder / "step-00000006")
-    resumed = train_job(launcher, made, "checkpoint.resume=auto", f"checkpoint.dir={folder}", *after)
+    resumed = train_job(launcher, made, "checkpoint.resume=auto", f"checkpoint.dir={folder}", *wider, *after)
     assert all(line["step"] > 4 for line in resumed.lines)
     for name, value in unbroken.weights.items():
         assert abs(resumed.weights[name] - value).max() < 1e-5, name

@@ -81,8 +81,18 @@ def read_optimizer(reader: KeyReader, key: str, default: str) -> None:
     if not reader.has(key):
         reader.defaults.append(f"`{key} = {default}`")
     word = OPTIMIZERS.get(name)
+    in_codes = re.fullmatch("(paged_)?adamw_(8bit|bnb_8bit)", name)
     start = next((start for start in ("adamw", "lion") if name.removeprefix("paged_").startswith(start)), None)
-    if word is None and start and any(part in name for part in _SMALLER_STATE):
+    if in_codes or name == "adamw_torch_8bit":
+        word = "adamw"
+        reader.carry(key, "train.optimizer = adamw(state = 8bit)")
+    if in_codes:
+        reader.name(
+            key,
+            "`adamw(state = 8bit)` has torchao's codes, which round otherwise than bitsandbytes', and has them of "
+            "embeddings too",
+        )
+    elif word is None and start and any(part in name for part in _SMALLER_STATE):
         word = start
         reader.name(key, f"the state of an optimizer is in fp32: `{word}` has the same update, and more state")
     elif word is None and name == "adafactor":
@@ -112,6 +122,8 @@ def read_optimizer(reader: KeyReader, key: str, default: str) -> None:
     if decay is not None or word == "adamw":
         arguments["weight_decay"] = value_text(decay or 0)
         reader.carry("weight_decay", f"train.optimizer.weight_decay = {arguments['weight_decay']}")
+    if in_codes or name == "adamw_torch_8bit":
+        arguments["state"] = "8bit"
     reader.draft.optimizer = CallDraft(word, arguments)
     if decay:
         reader.draft.set("train.no_decay", NO_DECAY, f"{reader.tool} decays no biases and norms")

@@ -1,15 +1,21 @@
-"""Rules for optimizers of the language whose update of a number depends on others. E0723."""
+"""Rules for optimizers of the language whose update of a number depends on others, or whose state on blocks of them.
+E0723, E0737.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
+from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
-from dslc.compiler.placement.sharding import sharding_of
+from dslc.compiler.placement.sharding import offloaded, sharding_of, trained
 from dslc.compiler.rules.parallelism.sharding import or_else, sharding_span
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.remedy import remedy
+from dslc.dsl.language.optimizers import BLOCK, keeps_codes
+from dslc.dsl.remedy import Edit, remedy, set_field
+from dslc.dsl.source import Span
 
 
 def check_coupling(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
@@ -26,3 +32,48 @@ def check_coupling(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
         notes=(Note("the optimizer", job.train.value_span("optimizer")),),
         help=remedy("`adamw` and `lion` treat each number alone", or_else(job, layout, "none", "ddp", "zero1")),
     )
+
+
+def check_codes(job: JobSpec, layout: Layout, model: ModelGraph | None) -> Iterator[Diagnostic]:
+    """Reports plans under which moments in 8 bits would not be those of one process, or could not be kept."""
+    optimizer, sharding = job.train.optimizer, sharding_of(job, layout)
+    if not optimizer.has_codes:
+        return
+    found = list[tuple[str, Span | None, str | Edit | None]]()
+    if getattr(optimizer, "amsgrad", False):
+        reason = "torchao compares no codes, which `amsgrad` does"
+        found.append((reason, optimizer.value_span("amsgrad"), set_field("train.optimizer.amsgrad", "false")))
+    moved, exchange = offloaded(job, layout), sharding.exchange
+    if "optimizer" in moved and "parameters" not in moved:
+        both = set_field("memory.offload", "[optimizer, parameters]")
+        found.append(("they cannot be offloaded without the parameters", job.memory.value_span("offload"), both))
+    if exchange is not None and exchange.differ:
+        reason = "this exchange leaves each rank other moments, and a checkpoint keeps their mean, which codes have not"
+        found.append((reason, job.parallelism.value_span("gradients"), None))
+    if layout.sizes["tensor"] > 1:
+        reason = f"the tensor axis cuts rows, and with them blocks of {BLOCK} numbers"
+        found.append((reason, job.parallelism.value_span("tensor"), None))
+    elif model is not None and sharding.engine == "fsdp" and sharding.shards > 1:
+        names = trained(job, model)
+        parameters = (q for layer in model.layers for q in layer.parameters if q.name in names)
+        cut = next((q for q in parameters if _cuts_blocks(q.shape, sharding.shards)), None)
+        if cut is not None:
+            shape = " x ".join(map(str, cut.shape))
+            reason = f"rows of `{cut.name}` ({shape}) are shared out over {sharding.shards} ranks, and cut its blocks"
+            found.append((reason, sharding_span(job, layout), None))
+    for reason, span, edit in found:
+        yield Diagnostic(
+            "E0737",
+            f"moments in 8 bits have a scale for each {BLOCK} numbers: {reason}",
+            span,
+            notes=(Note("the optimizer", optimizer.value_span("state_")),),
+            help=remedy(edit or set_field("train.optimizer.state", "fp32")),
+        )
+
+
+def _cuts_blocks(shape: tuple[int, ...], shards: int) -> bool:
+    """True if a block lies on two ranks: no row is made of whole blocks, and no rank's rows are."""
+    if not keeps_codes(shape):
+        return False
+    rows, row = shape[0], prod(shape[1:])
+    return row % BLOCK != 0 and (rows % shards != 0 or rows // shards * row % BLOCK != 0)

@@ -12,7 +12,15 @@ from helpers.planning import compiled
 from dslc.runtime.model.meta_model import build_model
 from dslc.runtime.parallel.optimizers import build_optimizer
 
-OPTIMIZERS = ["adamw", "lion", "adafactor", "muon", 'muon(adamw = ["head.*", "*position"])']
+OPTIMIZERS = [
+    "adamw",
+    "adamw(state = 8bit)",
+    "adam(state = 8bit)",
+    "lion",
+    "adafactor",
+    "muon",
+    'muon(adamw = ["head.*", "*position"])',
+]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
