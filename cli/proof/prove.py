@@ -16,6 +16,7 @@ from dslc.dsl.json_value import Json
 from dslc.dsl.language.blocks import LaunchSpec, MemorySpec, ParallelismSpec
 from dslc.dsl.language.calls import Fp32
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.optimizers import Adam
 from dslc.dsl.language.units import number
 from dslc.dsl.meaning.load import LoadResult, load_text
 from dslc.dsl.words import quoted
@@ -135,9 +136,8 @@ def _on_cpus(job: JobSpec) -> JobSpec:
         zero=job.parallelism.zero, microbatches=job.parallelism.microbatches, gradients=job.parallelism.gradients
     )
     optimizer = job.train.optimizer
-    if optimizer.has_codes:  # the other tool's has moments in fp32 on CPUs
-        full: dict[str, Any] = {"state_": "fp32"}
-        optimizer = replace(optimizer, **full)
+    if isinstance(optimizer, Adam):  # the other tool's has moments in fp32 on CPUs
+        optimizer = replace(optimizer, state_="fp32")
     return replace(
         job,
         parallelism=parallelism,

@@ -1,11 +1,17 @@
-import "../../examples/gpt_cpu.plt"
+import "base/digits.plt"
+
+model {
+  network = [flatten(), linear(512), relu(), linear(512), relu(), linear(10)]
+}
 
 train {
   optimizer = adamw(state = 8bit)
 }
 
+devices {
+  cpus = 2
+}
+
 parallelism {
-  zero   = 0
-  data   = 1
   tensor = 2 #! E0737
 }
