@@ -34,8 +34,10 @@ def preload(*modules: str) -> None:
     forkserver.ensure_running()
 
 
-def gang(ranks: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Returns the results of `work(rank, *arguments)` on each rank. Both must pickle; tensors are numpy arrays."""
+def gang(ranks: int, work: Callable[..., Any], *arguments: Any, limit: int = LIMIT) -> list[Any]:
+    """Returns the results of `work(rank, *arguments)` on each rank, which it has `limit` seconds for. Both must pickle;
+    tensors are numpy arrays.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*_PRELOADED])
     with tempfile.TemporaryDirectory() as folder:
@@ -49,15 +51,15 @@ def gang(ranks: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
         for _, theirs in pipes:
             theirs.close()
         try:
-            return [_result(rank, ours) for rank, (ours, _) in enumerate(pipes)]
+            return [_result(rank, ours, limit) for rank, (ours, _) in enumerate(pipes)]
         finally:
             for process in made:
                 process.kill()
                 process.join()
 
 
-def _result(rank: int, ours: Connection) -> Any:
-    assert ours.poll(LIMIT), f"rank {rank} gave nothing within {LIMIT} s"
+def _result(rank: int, ours: Connection, limit: int) -> Any:
+    assert ours.poll(limit), f"rank {rank} gave nothing within {limit} s"
     failure, result = ours.recv()
     assert failure is None, f"rank {rank}:\n{failure}"
     return result

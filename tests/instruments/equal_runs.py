@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from helpers.gang import gang, preload
+from helpers.gang import LIMIT, gang, preload
 from helpers.job_texts import job_text
 
 from dslc.commands.bisect import open_side, single_process
@@ -31,7 +31,7 @@ from dslc.verification.recordings import join_ranks
 from dslc.verification.rounding_bounds import measure_bounds
 
 STEPS, SEEDS = 3, 6
-GANG = 24  # trainings of a gang, which has a minute
+GANG = 24  # trainings of a gang
 # Modules that take seconds to import in each process.
 PRELOADED = (
     "__main__",
@@ -134,7 +134,7 @@ def observe_all(trainings: Sequence[ObservedTraining]) -> dict[str, Observation]
     for ranks in sorted({len(each.places) for each in trainings}):
         of_ranks = [each for each in trainings if len(each.places) == ranks]
         for start in range(0, len(of_ranks), GANG):
-            gang(ranks, train_on_rank, of_ranks[start : start + GANG])
+            gang(ranks, train_on_rank, of_ranks[start : start + GANG], limit=10 * LIMIT)
     return {each.name: Observation(each.folder, len(each.places)) for each in trainings}
 
 
