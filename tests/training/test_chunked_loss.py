@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.launcher import Launcher
 from helpers.measured_memory import Case, measure
-from helpers.trained import Trained, agree, train_job
+from helpers.trained import Trained, agree, exchanges_as_planned, train_job
 
 GPT = """
 model {
@@ -38,6 +39,7 @@ CHUNKS = "chunks = 3"
 
 
 def _job(folder: Path, arguments: str, tie: str = "false") -> Path:
+    folder.mkdir(exist_ok=True)
     job = folder / "job.plt"
     job.write_text(GPT.replace("ARGUMENTS", arguments).replace("TIE", tie))
     return job
@@ -67,12 +69,46 @@ def test_ranks_that_gather_the_head_train_as_one_process_with_whole_logits(launc
         "",
         "devices.cpus=2 parallelism.zero=1 memory.recompute=full",
         "devices.cpus=2 parallelism.context=2",
+        "devices.cpus=2 parallelism.tensor=2",
+        "devices.cpus=4 parallelism.tensor=2 parallelism.sequence=false parallelism.zero=2",
         "devices.cpus=2 parallelism.pipeline=2 parallelism.microbatches=4",
         "devices.cpus=2 parallelism.pipeline=2 parallelism.microbatches=4 parallelism.schedule=zero_bubble",
     ],
 )
 def test_other_plans(launcher: Launcher, tmp_path: Path, plan: str, tie: str) -> None:
     _trains_alike(launcher, tmp_path, plan, "label_smoothing = 0.1, ", tie)
+
+
+LLAMA = """
+  network = transformers(
+    "llama", num_hidden_layers = 2, num_attention_heads = 4, num_key_value_heads = 2, hidden_size = 32,
+    intermediate_size = 48, vocab_size = 256, max_position_embeddings = 64,
+  )
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "devices.cpus=2 parallelism.zero=3",
+        "devices.cpus=2 parallelism.tensor=2",
+        "devices.cpus=2 parallelism.pipeline=2 parallelism.microbatches=2",
+    ],
+)
+def test_a_traced_network_that_ends_in_a_dense_layer(launcher: Launcher, tmp_path: Path, plan: str) -> None:
+    plain, chunked = (_job(tmp_path / name, arguments) for name, arguments in (("plain", ""), ("chunked", CHUNKS)))
+    for job in (plain, chunked):
+        job.write_text(re.sub(r"\n  network.*\n", LLAMA, job.read_text()))
+    agree(train_job(launcher, plain), train_job(launcher, chunked, *plan.split()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [CHUNKS, f"{CHUNKS}, label_smoothing = 0.1"])
+def test_ranks_of_the_tensor_axis_reduce_what_is_planned(launcher: Launcher, tmp_path: Path, arguments: str) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    exchanges_as_planned(launcher, folder, _job(tmp_path, arguments), "devices.cpus=2", "parallelism.tensor=2")
 
 
 WIDE = Case(network="wide gpt", chunks="8")
@@ -85,6 +121,7 @@ WIDE = Case(network="wide gpt", chunks="8")
         pytest.param(replace(WIDE, chunks="auto", batch=32, precision="bf16", ranks=2, zero=3), marks=pytest.mark.slow),
         pytest.param(replace(WIDE, microbatches=2, precision="bf16(level = O2)"), marks=pytest.mark.slow),
         pytest.param(replace(WIDE, ranks=2, pipeline=2, microbatches=4), marks=pytest.mark.slow),
+        pytest.param(replace(WIDE, ranks=2, tensor=2), marks=pytest.mark.slow),
         pytest.param(replace(WIDE, freeze='["head.*"]'), marks=pytest.mark.slow),
         pytest.param(replace(WIDE, ranks=2, context=2), marks=pytest.mark.slow),
     ],

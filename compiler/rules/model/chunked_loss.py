@@ -31,9 +31,6 @@ def check_chunks(
     if not isinstance(loss, c.CrossEntropy) or not wants_chunks(job):
         return
     faults = list(_faults(job, source, model))
-    if layout is not None and layout.sizes["tensor"] > 1:
-        note = Note("the tensor axis", job.parallelism.value_span("tensor"))
-        faults.append(("ranks of the tensor axis have the logits of some classes each", note))
     for fault, note in faults:
         yield Diagnostic(
             "E0682",

@@ -9,6 +9,7 @@ from helpers.planning import compiled
 
 from dslc.compiler.comparison import compare_plans
 from dslc.compiler.compile import Compiled
+from dslc.compiler.ir.actions import Payload
 from dslc.compiler.ir.program import LossStep
 from dslc.compiler.show.explain import explain
 
@@ -69,3 +70,10 @@ def test_a_chunk_costs_a_product_of_the_head_and_saves_whole_logits(tmp_path: Pa
     assert changes[0] == ("placement", "model.loss.chunks") and not any(
         what == "model.loss.head" for _, what in changes
     )
+
+
+@pytest.mark.parametrize(("more", "reductions"), [("", 3), (", label_smoothing = 0.1", 4)])
+def test_ranks_with_some_classes_reduce_each_chunk(tmp_path: Path, more: str, reductions: int) -> None:
+    plan = _plan(tmp_path, f"chunks = 8{more}", "devices.cpus=2", "parallelism.tensor=2").plan
+    (parts,) = (traffic for traffic in plan.ranks[0].traffic if traffic.what is Payload.LOSS_PARTS)
+    assert (parts.operation, parts.count, parts.bytes) == ("all_reduce", 8 * reductions, 4 * TOKENS * reductions)
