@@ -1,4 +1,6 @@
-"""The instruments: statements that processes run are recorded in whatever way they end, and slow tests are listed."""
+"""The instruments: statements that processes run are recorded in whatever way they end, slow tests are listed, and a
+command in a fork is one in a fresh interpreter.
+"""
 
 import inspect
 import os
@@ -6,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from helpers.commands import dslc
 from helpers.paths import ROOT, TESTS
 from instruments import covered, durations
 from instruments.coverage.sitecustomize import VARIABLE, offsets
@@ -60,3 +64,36 @@ def test_make_test_has_the_first_case_of_a_core_test_and_what_launches_no_rank()
     assert core == {"replicas_advance_by_what_was_sent[2-1]"} | alone
     others = {f"replicas_advance_by_what_was_sent[{case}]" for case in ("3-1", "4-1", "4-2")}
     assert rest == {"nodes_sum_exactly_and_are_members_of_the_ring"} | others
+
+
+# Shows the folders of modules, the folder, the arguments and a variable that a network of a user's sees.
+SEES = """
+import os, sys
+def make():
+    raise ValueError([os.environ["SEEN"], os.getcwd(), sys.argv, sys.path])
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "input", "status"),
+    [
+        (("fmt", "-"), "a{b=1}", 0),
+        (("fmt", "-"), "a{b=", 1),
+        (("nonsense",), None, 2),
+        (("check", "job.plt", "--trace"), None, 1),
+    ],
+)
+def test_a_forked_command_is_a_fresh_one(
+    words: tuple[str, ...], input: str | None, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text(SEES)
+    (tmp_path / "job.plt").write_text(
+        'model { network = python("own:make"), loss = cross_entropy() }\ndata { source = digits(), batch = 8 }\n'
+        "train { steps = 1, optimizer = sgd(lr = 0.1) }\n"
+    )
+    monkeypatch.setenv("SEEN", "seen by both")
+    fresh = dslc(*words, cwd=tmp_path, input=input, fresh=True)
+    monkeypatch.setattr(subprocess, "run", None)  # of what is not forked
+    forked = dslc(*words, cwd=tmp_path, input=input)
+    assert (forked.returncode, forked.stdout, forked.stderr) == (fresh.returncode, fresh.stdout, fresh.stderr)
+    assert fresh.returncode == status and ("seen by both" in fresh.stderr) == ("--trace" in words)
