@@ -424,6 +424,7 @@ def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
             line=short_line(optimizer.span),
         )
     both = [each for each in (optimizer, optimizer.fallback) if each is not None]
+    model = analysis.model
     rates = {name: _scaled(job, getattr(optimizer, name)) for name in optimizer.rates}
     return p.OptimizerStep(
         kind=optimizer.class_name,
@@ -435,7 +436,7 @@ def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
         no_decay=job.train.no_decay,
         groups=tuple(_group(job, each) for each in job.train.groups),
         arguments=arguments_of(optimizer, excluded=optimizer.apart) | optimizer.more | rates,
-        adamw=tuple(adamw_matrices(job, analysis.model).items()),
+        adamw=tuple(adamw_matrices(job, model).items()) if model is not None else (),
         line=short_line(optimizer.span),
     )
 

@@ -163,7 +163,7 @@ def optimizer_step(
     **arguments: Any,
 ) -> p.OptimizerStep:
     """A class of `torch.optim`, as the compiler would write it; `shards`: parameters are DTensors."""
-    codes = {"state_": "8bit"} if kind.endswith("8bit") else {}
+    codes: dict[str, Any] = {"state_": "8bit"} if kind.endswith("8bit") else {}
     declared = torch_optimizer(kind)(**arguments, **codes)
     if declared.fallback is not None:
         arguments |= {name: getattr(declared, name) for name in declared.record_names if name.startswith("adamw_")}

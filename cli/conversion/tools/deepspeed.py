@@ -303,11 +303,23 @@ def _with_parameters(reader: KeyReader, call: CallDraft) -> CallDraft:
             if reader.flag(f"{_OPTIMIZER}.{flag}"):
                 arguments[flag] = "true"
                 reader.carry(f"{_OPTIMIZER}.{flag}", f"train.optimizer.{flag} = true")
-    order = ("lr", "momentum", "nesterov", "alpha", "betas", "eps", "weight_decay", "amsgrad", "freeze")
+    order: tuple[str, ...] = (
+        "lr",
+        "momentum",
+        "nesterov",
+        "alpha",
+        "betas",
+        "eps",
+        "weight_decay",
+        "amsgrad",
+        "freeze",
+    )
     merged = {**call.arguments, **arguments}
     if call.word == "muon":  # its own rate goes before the rate of all
         order = ("lr", "momentum", "weight_decay", "adamw", "adamw_lr", "adamw_betas")
-        merged |= call.arguments | ({"adamw_betas": arguments["betas"]} if "betas" in arguments else {})
+        merged.update(call.arguments)
+        if "betas" in arguments:
+            merged["adamw_betas"] = arguments["betas"]
     return replace(call, arguments={name: merged[name] for name in order if name in merged})
 
 

@@ -107,6 +107,7 @@ def read_optimizer(reader: KeyReader, key: str, default: str) -> None:
         reader.name(key, f"there is no `{name[:40]}`: `optimizer = python(…)` takes one of yours")
     else:
         reader.carry(key, f"train.optimizer = {word}(…)")
+    assert word is not None
     arguments: dict[str, str] = {}
     rate = reader.number("learning_rate")
     if rate:
