@@ -92,6 +92,8 @@ def shrink_job(job: JobSpec, layout: Layout, gpus_here: int) -> tuple[JobSpec, t
     batch = min(job.data.batch, SAMPLES * sizes["data"] * layout.microbatches)
     smaller("batch", job.data.batch, batch)
     network, source = _network(job, layout, smaller), _source(job, smaller)
+    if job.model.start is not None and job.model.start.quantize is not None:
+        changes.append(f"{job.model.start.quantize} -> fp32")  # without a file nothing is quantized
     return (
         replace(
             job,

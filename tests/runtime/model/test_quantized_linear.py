@@ -12,7 +12,9 @@ from dslc.compiler.ir.tensors import Quantization, QuantizedWeight
 from dslc.runtime.model.quantized_linear import (
     QuantizationError,
     QuantizedLinear,
+    dense_layers_without_memory,
     dequantize,
+    give_memory,
     quantizable,
     quantize,
     quantize_layers,
@@ -106,3 +108,17 @@ def test_heads_trained_layers_and_tied_weights_keep_their_precision() -> None:
         quantizable(odd, "nf4")
     with pytest.raises(QuantizationError, match="not finite"):
         quantize(torch.full((64, 64), torch.nan), form_of(torch.empty(64, 64), "int8"))
+
+
+def test_a_layer_that_is_to_be_quantized_never_has_a_weight_in_memory() -> None:
+    form = QuantizedWeight(name="0.base_layer.weight", kind="int8", shape=(64, 64))
+    heads = []
+    for _ in range(2):
+        with dense_layers_without_memory():
+            network = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8))
+        assert network[0].weight.is_meta and network[1].weight.is_meta
+        give_memory(network, [form], seed=3)
+        assert network[0].weight.untyped_storage().nbytes() == 4
+        heads.append(network[1].weight.detach())
+    assert torch.equal(*heads) and bool(heads[0].ne(0).any())
+    assert not nn.Linear(8, 8).weight.is_meta
