@@ -20,7 +20,7 @@ from dslc.compiler.ir.facts import SourceFacts, TensorEntry
 from dslc.compiler.ir.module_facts import ModelFacts, SeamFacts
 from dslc.compiler.ir.network_facts import NetworkFacts
 from dslc.compiler.ir.program import TensorParallelStep, TransformersStep
-from dslc.compiler.ir.tensors import QuantizedWeight, TensorFact
+from dslc.compiler.ir.tensors import Quantization, QuantizedWeight, TensorFact
 from dslc.compiler.model.opaque import opaque
 from dslc.compiler.placement.sharding import low_copy, low_precision, splits_backward, units
 from dslc.compiler.rules.model.adapters import targets_any
@@ -434,7 +434,7 @@ _MOST = 2_000  # names that a child tells
 def _with_adapter(trial: Trial, construct: Callable[[], UserValue]) -> Callable[[], UserValue]:
     """Returns a function that makes the module of `construct` with the job's adapter."""
     step, start = trial.steps.adapter, trial.job.model.start
-    kind = start.quantize if start is not None else None
+    kind: Quantization | None = start.quantize if start is not None else None  # type: ignore[assignment]
     if step is None:
         return construct
 

@@ -70,7 +70,7 @@ class Walk(Run):
         self._trained_copies: dict[int, MemoryReference] = {}  # of them in 16 bits: the memory of each
         self._live = self._entry = 0
         self._alive: dict[int, MemoryReference] = {}
-        self._dequantized: dict[int, MemoryReference] = {}
+        self._dequantized: list[MemoryReference] = []
         # Of a weight: the layer, its numbers, the copy's memory.
         self._copies: dict[int, tuple[str, int, MemoryReference]] = {}
         self._weights = {storage(p): p.numel() for p in self.model.parameters()}
@@ -103,7 +103,8 @@ class Walk(Run):
             places = storages_of(tensor)
             size = sum(place.nbytes() for place in places)
             if is_dequantization:  # no gradient of a weight, for which results that do not grow are taken
-                self._dequantized[key] = weakref.ref(places[0], lambda _, key=key: self._dequantized.pop(key, None))
+                self._dequantized = [ref for ref in self._dequantized if ref() is not None]
+                self._dequantized.append(weakref.ref(places[0]))
             else:
                 results.append((size, tensor.numel()))
             self._live += size
@@ -117,7 +118,7 @@ class Walk(Run):
             stays = self._keep_gradients(layer, args)
             self._back |= {key: layer for tensor in tensors_of(result) if (key := storage(tensor)) not in self.own}
         reorders = _reorders(args) if func.name() == "aten::convolution_backward" else None
-        dequantized = sum(place.nbytes() for ref in self._dequantized.values() if (place := ref()) is not None)
+        dequantized = sum(place.nbytes() for ref in self._dequantized if (place := ref()) is not None)
         if is_dequantization:
             weight: torch.Tensor = tensors_of(result)[0]
             made = dequantization_bytes(str(args[1]), weight.numel(), weight.element_size())

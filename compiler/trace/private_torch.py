@@ -66,6 +66,7 @@ __all__ = [  # of what is not defined here
     "AnyBatchNorm",  # the class of every batch normalisation
     "AnyDropout",  # the class of every dropout
     "DataDependentOutputException",  # the value of a fake tensor is asked for
+    "FakeTensor",  # a tensor without memory
     "FakeTensorDeviceMismatchError",  # an operation takes fake tensors of two devices
     "DynamicOutputShapeException",  # a shape depends on the values of a fake tensor
     "Operator",  # an operation as a dispatch mode sees it, such as `aten.add.Tensor`

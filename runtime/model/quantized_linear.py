@@ -67,7 +67,7 @@ def _as_bytes(*parts: Tensor) -> Tensor:
 
 def dequantize(data: Tensor, form: QuantizedWeight) -> Tensor:
     """Returns the weight in float32, in the shape of files."""
-    weight = _dequantize(data, form.kind, form.rows, form.columns, torch.float32)
+    weight: Tensor = _dequantize(data, form.kind, form.rows, form.columns, torch.float32)
     return weight.t().contiguous() if form.transposed else weight
 
 

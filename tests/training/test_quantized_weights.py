@@ -104,13 +104,14 @@ def train_by_hand(folder: Path, kind: str) -> tuple[list[float], dict[str, torch
         if isinstance(layer, torch.nn.Linear) and name != "lm_head":
             parent, _, attribute = name.rpartition(".")
             setattr(model.get_submodule(parent), attribute, LoraLinear(layer, kind, name))
-    matrices = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    matrices: dict[str, torch.Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(matrices.values(), lr=RATE)
     if kind == "int8":
         optimizer = torch.optim.SGD(matrices.values(), lr=1.0)
     space: dict[str, Any] = {}
     exec(SENTENCES, space)
-    samples, losses = space["Sentences"](), []
+    samples = space["Sentences"]()
+    losses: list[float] = []
     for step in range(STEPS):
         pairs = [samples[(step * BATCH + n) % len(samples)] for n in range(BATCH)]
         tokens, targets = (torch.stack(parts) for parts in zip(*pairs, strict=True))

@@ -22,9 +22,10 @@ class Net(nn.Module):
 class Odd(nn.Module):
     """A dense layer whose weight has no multiple of 64 numbers."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.table, self.inner, self.head = nn.Embedding(256, 9), nn.Linear(9, 9), nn.Linear(9, 256)
 
-    def forward(self, tokens):
-        return self.head(self.inner(self.table(tokens)))
+    def forward(self, tokens: Tensor) -> Tensor:
+        output: Tensor = self.head(self.inner(self.table(tokens)))
+        return output

@@ -115,10 +115,10 @@ def test_a_layer_that_is_to_be_quantized_never_has_a_weight_in_memory() -> None:
     heads = []
     for _ in range(2):
         with dense_layers_without_memory():
-            network = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8))
-        assert network[0].weight.is_meta and network[1].weight.is_meta
-        give_memory(network, [form], seed=3)
-        assert network[0].weight.untyped_storage().nbytes() == 4
-        heads.append(network[1].weight.detach())
+            inner, head = nn.Linear(64, 64), nn.Linear(64, 8)
+        assert inner.weight.is_meta and head.weight.is_meta
+        give_memory(nn.Sequential(inner, head), [form], seed=3)
+        assert inner.weight.untyped_storage().nbytes() == 4
+        heads.append(head.weight.detach())
     assert torch.equal(*heads) and bool(heads[0].ne(0).any())
     assert not nn.Linear(8, 8).weight.is_meta
