@@ -19,8 +19,9 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
-from helpers.commands import DSLC, dslc  # noqa: E402
+from helpers.commands import dslc  # noqa: E402
 from helpers.hosts import TOOL, namespaces, started  # noqa: E402
+from helpers.launcher import DSLC  # noqa: E402
 
 PAGE = ROOT / "docs" / "step-time.md"
 MARKS = ("<!-- times, written by `python -m benchmarks times` -->\n", "<!-- end of times -->")

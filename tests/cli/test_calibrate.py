@@ -12,9 +12,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers.commands import DSLC, dslc
+from helpers.commands import dslc
 from helpers.hosts import free_port
 from helpers.job_texts import job_text
+from helpers.launcher import DSLC
 from helpers.waiting import until
 
 from dslc.compiler.facts.calibration import Calibration, calibration_text

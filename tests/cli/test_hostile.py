@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import DSLC, dslc
+from helpers.commands import dslc
+from helpers.launcher import DSLC
 from helpers.limited_process import LimitedProcess, faults_of
 from hypothesis import given, settings
 from hypothesis import strategies as st

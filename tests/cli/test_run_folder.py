@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.commands import DSLC, dslc
+from helpers.commands import dslc
 from helpers.job_texts import job_text
-from helpers.launcher import Command
+from helpers.launcher import DSLC, Command
 
 from dslc.python_api import functions
 from dslc.runs.run_folder import FolderInUseError, claim_folder

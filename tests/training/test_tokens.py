@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.commands import DSLC, dslc
+from helpers.commands import dslc
+from helpers.launcher import DSLC
 from helpers.paths import EXAMPLES
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
