@@ -12,7 +12,7 @@ from helpers.job_texts import SENTENCES, job_text
 from helpers.launcher import Launcher
 from helpers.measured_memory import measure
 from helpers.tiny_llama import TINY_LLAMA, save_llama
-from helpers.trained import Trained, agree, train_job
+from helpers.trained import Trained, agree, exchanges_as_planned, train_job
 from safetensors.torch import load_file
 
 from dslc.compiler.ir.tensors import QuantizedWeight
@@ -177,16 +177,32 @@ def test_it_resumes_on_other_ranks_and_is_exported(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["nf4", pytest.param("int8", marks=pytest.mark.long)])
+@pytest.mark.parametrize("plan", ["zero 3", pytest.param("zero 2", marks=pytest.mark.long)])
+def test_a_step_gathers_the_bytes_that_were_planned(
+    folder: Path, launcher: Launcher, tmp_path: Path, plan: str
+) -> None:
+    exchanges_as_planned(launcher, tmp_path / "recorded", folder / "nf4.plt", *PLANS[plan])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "plan"),
+    [
+        ("nf4", ""),
+        pytest.param("int8", "", marks=pytest.mark.long),
+        ("nf4", "devices { cpus = 2 }\nparallelism { zero = 3 }\n"),
+    ],
+    ids=["nf4", "int8", "shards"],
+)
 def test_the_account_is_exact_at_rest_and_close_where_weights_are_dequantized(
-    folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, kind: str, plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, size in (("hidden_size", 256), ("intermediate_size", 512)):
         monkeypatch.setitem(TINY_LLAMA, name, size)
     if not (folder / "wide").exists():
         save_llama(folder / "wide")
     text = quantized_job(kind, batch=2).replace('"saved"', f'"{folder}/wide"')
-    memory = measure(text.replace('"sentences:', f'"{folder}/sentences:'))
+    memory = measure(text.replace('"sentences:', f'"{folder}/sentences:') + plan)
     for name in ("parameters", "gradients", "optimizer", "buffers"):
         assert memory.at_rest[name] == getattr(memory.predicted, name), name
     assert "pass of model.layers" in memory.predicted.when and "_FrozenProduct" in memory.when
