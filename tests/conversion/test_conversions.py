@@ -69,6 +69,33 @@ def test_optimizers_become_calls(
     assert reason in "\n".join(key_lines(draft)) and (reason or "there is no" not in "\n".join(key_lines(draft)))
 
 
+QUANTIZED = [
+    ({"adapter": "lora", "load_in_4bit": True, "load_in_8bit": True}, ""),
+    ({"adapter": "lora", "load_in_4bit": False, "load_in_8bit": True}, "int8"),
+    ({"use_peft": True, "load_in_4bit": True, "load_in_8bit": True}, ""),
+    ({"finetuning_type": "lora", "quantization_bit": 8, "load_in_4bit": True}, ""),
+    ({"finetuning_type": "lora", "quantization_bit": 4, "load_in_4bit": True}, "nf4"),
+]
+
+
+@pytest.mark.parametrize(("keys", "kind"), QUANTIZED, ids=str)
+def test_keys_of_quantization_agree_or_contradict(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, keys: dict[str, object], kind: str
+) -> None:
+    config: dict[str, object] = {"base_model": "./base", "datasets": [], "micro_batch_size": 1}
+    if "adapter" not in keys:
+        config = {"model_name_or_path": "./base", "output_dir": "out", "per_device_train_batch_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config | keys))
+    monkeypatch.chdir(tmp_path)
+    draft = convert(["config.json"])
+    if not kind:
+        (error,) = draft.report.errors
+        assert error.code == "E1103" and "in int8" in error.message and "in nf4" in error.message and error.notes
+    else:
+        weights = f'weights = pretrained("./base", quantize = {kind})'
+        assert not draft.report.errors and weights in " ".join(job_text(draft, "converted").split())
+
+
 def test_each_diagnostic_is_an_annotation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(TESTS / "conversion" / "cases" / "deepspeed_contradictions")
     lines = github({"ds_config.json": list(convert(["ds_config.json"]).report)}).splitlines()

@@ -12,13 +12,14 @@ from dslc.conversion.tools.axolotl_checks import check_combinations
 from dslc.conversion.tools.chat_sources import read_conversations
 from dslc.conversion.tools.data_sources import read_text_data
 from dslc.conversion.tools.trainer_settings import (
+    QUANTIZED_LOADS,
     read_length,
     read_lora,
     read_model,
     read_optimizer,
     read_precision,
+    read_quantization,
     read_schedule,
-    set_quantization,
     set_token_source,
 )
 from dslc.dsl.json_value import Json
@@ -122,16 +123,16 @@ def _read_adapter(reader: KeyReader) -> None:
     if adapter in ("lora", "qlora"):
         read_lora(reader, _LORA, _ALL_LINEAR)
         reader.carry("adapter", "model.adapter = lora(…)")
-        for key, kind in (("load_in_4bit", "nf4"), ("load_in_8bit", "int8")):
-            if reader.flag(key):
-                set_quantization(reader, kind, key)
-            else:
+        kinds = {key: kind for key, kind in QUANTIZED_LOADS.items() if reader.flag(key)}
+        read_quantization(reader, kinds)
+        for key in QUANTIZED_LOADS:
+            if key not in kinds:
                 reader.imply(key, "nothing is quantized, as by default")
         if reader.flag("lora_target_linear"):
             reader.carry("lora_target_linear", f"model.adapter.targets = {_ALL_LINEAR}")
         return
     reader.name("adapter", "adapters are `model.adapter = lora(…)`")
-    for key in ("load_in_4bit", "load_in_8bit"):
+    for key in QUANTIZED_LOADS:
         if reader.flag(key):
             reader.name(key, "weights in 4 or 8 bits do not train: `quantize` needs `adapter = lora(…)`")
         else:

@@ -222,20 +222,29 @@ def read_lora(reader: KeyReader, keys: dict[str, str], targets: str | None = Non
         reader.carry(key, f"model.adapter.{name}" + (f" = {arguments[name]}" if name in arguments else ""))
 
 
+QUANTIZED_LOADS = {"load_in_4bit": "nf4", "load_in_8bit": "int8"}
 _QUANTIZED = {
     "nf4": "torchao's nf4, whose scales differ from those of bitsandbytes in the last bits",
     "int8": "torchao's int8, multiplied in the job's precision; bitsandbytes multiplies in 8 bits, but for outliers",
 }
 
 
-def set_quantization(reader: KeyReader, kind: str, key: str) -> None:
-    """Quantizes the frozen weights of the job's model, which a key asks for."""
-    weights = reader.draft.settings.get("model.weights")
-    if weights is None:
-        reader.name(key, "`weights = pretrained(…, quantize = …)` needs a model")
+def read_quantization(reader: KeyReader, kinds: dict[str, str]) -> None:
+    """Quantizes the frozen weights of the job's model, which these keys ask for; two kinds are a contradiction."""
+    if not kinds:
         return
-    reader.draft.set("model.weights", f"pretrained({weights.text}, quantize = {kind})", _QUANTIZED[kind])
-    reader.carry(key, f"model.weights = pretrained(…, quantize = {kind}): {_QUANTIZED[kind]}")
+    key = next(iter(kinds))
+    kind, weights = kinds[key], reader.draft.settings.get("model.weights")
+    for other, its_kind in kinds.items():
+        if its_kind != kind:
+            message = f"`{key}` asks for weights in {kind}, and `{other}` in {its_kind}"
+            reader.contradict(other, message, "set one of them", other=key)
+        elif weights is None:
+            reader.name(other, "`weights = pretrained(…, quantize = …)` needs a model")
+        else:
+            reader.carry(other, f"model.weights = pretrained(…, quantize = {kind}): {_QUANTIZED[kind]}")
+    if weights is not None:
+        reader.draft.set("model.weights", f"pretrained({weights.text}, quantize = {kind})", _QUANTIZED[kind])
 
 
 def read_model(reader: KeyReader, key: str) -> None:

@@ -11,13 +11,14 @@ from dslc.conversion.key_reader import KeyReader
 from dslc.conversion.key_table import key_table
 from dslc.conversion.tools.data_sources import read_image_data, set_text_source
 from dslc.conversion.tools.trainer_settings import (
+    QUANTIZED_LOADS,
     read_length,
     read_lora,
     read_model,
     read_optimizer,
     read_precision,
+    read_quantization,
     read_schedule,
-    set_quantization,
     set_token_source,
 )
 from dslc.dsl.json_value import Json
@@ -124,15 +125,13 @@ def _read_model_and_data(reader: KeyReader) -> None:
 def _read_quantization(reader: KeyReader) -> None:
     """Reads the bits of frozen weights: `quantization_bit` of LLaMA-Factory, `load_in_…` of TRL."""
     bits = reader.whole_number("quantization_bit")
-    kinds = {4: "nf4", 8: "int8"}
-    if bits in kinds:
-        set_quantization(reader, kinds[bits], "quantization_bit")
-    else:
+    kinds = {"quantization_bit": {4: "nf4", 8: "int8"}[bits]} if bits in (4, 8) else {}
+    kinds |= {key: kind for key, kind in QUANTIZED_LOADS.items() if reader.flag(key)}
+    read_quantization(reader, kinds)
+    if "quantization_bit" not in kinds:
         reader.name("quantization_bit", "`quantize` is nf4, of 4 bits, or int8")
-    for key, kind in (("load_in_4bit", "nf4"), ("load_in_8bit", "int8")):
-        if reader.flag(key):
-            set_quantization(reader, kind, key)
-        else:
+    for key in QUANTIZED_LOADS:
+        if key not in kinds:
             reader.imply(key, "nothing is quantized, as by default")
 
 
@@ -157,7 +156,7 @@ def _read_loss(reader: KeyReader) -> None:
 
 def _name_quantization(reader: KeyReader) -> None:
     """Reports weights in few bits without an adapter."""
-    for key in ("quantization_bit", "load_in_4bit", "load_in_8bit"):
+    for key in ("quantization_bit", *QUANTIZED_LOADS):
         if reader.value(key):
             reader.name(key, "weights in 4 or 8 bits do not train: `quantize` needs `adapter = lora(…)`")
         else:
