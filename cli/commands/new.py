@@ -24,8 +24,8 @@ def main(arguments: argparse.Namespace) -> int:
     files = {f"{arguments.template}.plt": path}
     if arguments.template == "python":
         files["net.py.txt"] = os.path.join(os.path.dirname(path), "net.py")
-    for file in sorted(TEMPLATES.joinpath(arguments.template).rglob("*.*")):  # the data that the template reads
-        source = str(file.relative_to(TEMPLATES))
+    for data_path in sorted(TEMPLATES.joinpath(arguments.template).rglob("*.*")):  # that the template reads
+        source = str(data_path.relative_to(TEMPLATES))
         files[source] = os.path.join(os.path.dirname(path), source)
     for target in files.values():
         if os.path.exists(target):
