@@ -271,7 +271,9 @@ def _by_reset(module: nn.Module, names: dict[str, str], step: ModelStep) -> dict
     originals = {attribute: tensor for attribute, tensor in named if tensor is not None}  # all: drawn in one stream
     for attribute, old in originals.items():
         empty = _unset(old)
-        setattr(module, attribute, nn.Parameter(empty) if isinstance(old, nn.Parameter) else empty)
+        if isinstance(old, nn.Parameter):
+            empty = nn.Parameter(empty, requires_grad=old.requires_grad)  # integers cannot require gradients
+        setattr(module, attribute, empty)
     with under_seed(seed_of(step.seed, name)):
         reset()
     fresh = {attribute: getattr(module, attribute).detach() for attribute in names}

@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dslc.compiler.ir.program import AdapterStep, ModelStep, TransformersStep
 from dslc.compiler.ir.tensors import Quantization, QuantizedWeight
+from dslc.runtime.model.adapters import add
+from dslc.runtime.model.meta_model import build_model
 from dslc.runtime.model.quantized_linear import (
     QuantizationError,
     QuantizedLinear,
@@ -19,6 +22,7 @@ from dslc.runtime.model.quantized_linear import (
     quantize,
     quantize_layers,
 )
+from dslc.runtime.model.transformers_model import build_transformers
 
 KINDS: tuple[Quantization, ...] = ("nf4", "int8")
 
@@ -122,3 +126,24 @@ def test_a_layer_that_is_to_be_quantized_never_has_a_weight_in_memory() -> None:
         heads.append(head.weight.detach())
     assert torch.equal(*heads) and bool(heads[0].ne(0).any())
     assert not nn.Linear(8, 8).weight.is_meta
+
+
+def test_layers_that_stay_dense_begin_as_the_library_has_it_on_each_plan() -> None:
+    """Whole or in parts, a head has the library's spread of numbers, as without quantization."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
+    network = TransformersStep(
+        name="bert", kind="sequence_classification", labels=64, arguments={**sizes, "vocab_size": 40}
+    )
+    adapter = AdapterStep(rank=4, targets=("*query",), save=("classifier",), alpha=8.0)
+    with torch.device("meta"):
+        forms = quantizable(add(build_transformers(network), adapter, 0), "int8")
+    whole, in_parts = (
+        build_model(
+            ModelStep(transformers=network, adapter=adapter, seed=3, quantized=forms, reset=reset), "cpu"
+        ).state_dict()
+        for reset in (False, True)
+    )
+    assert whole.keys() == in_parts.keys()
+    for name in ("classifier.weight", "classifier.bias", "bert.encoder.layer.0.output.dense.weight"):
+        assert torch.equal(whole[name], in_parts[name]), name
+    assert abs(whole["classifier.weight"].std() - 0.02) < 0.001 and not whole["classifier.bias"].any()
