@@ -237,6 +237,7 @@ signs = torch._foreach_sign  # -1, 0 or 1 for each
 sums = torch._foreach_add  # the sum of each and another, times `alpha`
 add_all = torch._foreach_add_  # adds to each in place
 divide_all = torch._foreach_div_  # divides each in place
+moved = torch._foreach_lerp  # each after a share of the way to another
 approach_all = torch._foreach_lerp_  # moves each by a share of the way to another, in place
 step_by_quotients = torch._foreach_addcdiv_  # adds to each the quotient of two others, times a number, in place
 unscale_all = torch._amp_foreach_non_finite_check_and_unscale_  # multiplies each in place, and marks infinities

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dslc.compiler.trace.private_torch import local_part
+from dslc.compiler.trace.private_torch import add_all, approach_all, local_part, moved, scale_all, signs
 
 
 class Lion(torch.optim.Optimizer):
@@ -45,9 +45,8 @@ class Lion(torch.optim.Optimizer):
         values = [local_part(parameter) for parameter in parameters]
         gradients = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
         momenta = [local_part(self.state[parameter]["exp_avg"]) for parameter in parameters]
-        updates = torch._foreach_lerp(gradients, momenta, first)
-        torch._foreach_sign_(updates)
+        updates = signs(moved(gradients, momenta, first))
         if group["weight_decay"]:
-            torch._foreach_mul_(values, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(values, updates, alpha=-group["lr"])
-        torch._foreach_lerp_(momenta, gradients, 1 - second)
+            scale_all(values, 1 - group["lr"] * group["weight_decay"])
+        add_all(values, updates, alpha=-group["lr"])
+        approach_all(momenta, gradients, 1 - second)
