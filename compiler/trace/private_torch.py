@@ -1,10 +1,7 @@
 """All of torch's private names that dslc uses, each under a plain name with its purpose.
 
-A private name may change with any version of torch. Here stands everything that the rest of the code needs of them; the
-tracer and the runtime import it, and use no private name of torch themselves. `OVERRIDDEN` lists the private methods
-that subclasses of torch's classes replace or call on themselves. All of it is known to work with torch 2.13.0, 2.14.1
-and 2.15.0; tests/compiler/trace/test_private_torch.py fails where a version changes what is relied on, and finds
-private names elsewhere.
+A private name may change with any version of torch: these work with torch 2.13.0, 2.14.1 and 2.15.0. The tracer and the
+runtime use no others; tests/compiler/trace/test_private_torch.py holds that, and fails where a version changes them.
 
 What `import torch` loads anyway is imported with this module; the rest inside functions, because torch's compiler,
 DTensor and pipelines take up to a second to import.
@@ -234,6 +231,7 @@ raise_all = torch._foreach_clamp_min_  # the larger
 norms = torch._foreach_norm  # the norm of each
 roots = torch._foreach_sqrt  # the square root of each
 signs = torch._foreach_sign  # -1, 0 or 1 for each
+take_signs = torch._foreach_sign_  # the same, in place
 sums = torch._foreach_add  # the sum of each and another, times `alpha`
 add_all = torch._foreach_add_  # adds to each in place
 divide_all = torch._foreach_div_  # divides each in place

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dslc.compiler.trace.private_torch import add_all, approach_all, local_part, moved, scale_all, signs
+from dslc.compiler.trace.private_torch import add_all, approach_all, local_part, moved, scale_all, take_signs
 
 
 class Lion(torch.optim.Optimizer):
@@ -45,7 +45,8 @@ class Lion(torch.optim.Optimizer):
         values = [local_part(parameter) for parameter in parameters]
         gradients = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
         momenta = [local_part(self.state[parameter]["exp_avg"]) for parameter in parameters]
-        updates = signs(moved(gradients, momenta, first))
+        updates = moved(gradients, momenta, first)
+        take_signs(updates)
         if group["weight_decay"]:
             scale_all(values, 1 - group["lr"] * group["weight_decay"])
         add_all(values, updates, alpha=-group["lr"])
