@@ -212,8 +212,8 @@ def tolerance_of(job: JobProgram, rates: Sequence[float], *, low: bool = False) 
     if job.precision.dtype != "float32" or low:
         return Tolerance(loss=2e-2, norm=5e-2, parameter=None, way=0.2)
     declared = PythonOptimizer if job.optimizer.python else torch_optimizer(job.optimizer.kind)
-    has_codes = job.optimizer.kind.endswith("8bit")  # of which rounding may choose the next one
-    rounding, way = declared.rounding * (10 if has_codes else 1), sum(rates)
+    # Rounding may choose the next code.
+    rounding, way = declared.rounding * (10 if job.optimizer.codes else 1), sum(rates)
     if not rounding:
         return Tolerance(loss=1e-5, norm=1e-4, parameter=1e-5)
     keys = 2 * way / (1 - float(job.optimizer.arguments.get("momentum", 0.0)))

@@ -26,7 +26,7 @@ class OptimizerBytes:
 
     def __init__(self, job: JobSpec, facts: OptimizerFacts | None, model: ModelGraph) -> None:
         self._optimizer = job.train.optimizer
-        self._adamw = adamw_matrices(job, model)
+        self._adamw = adamw_matrices(job, model) or {}
         decay = max((group.weight_decay or 0.0 for group in job.train.groups), default=0.0)
         decays = decay and hasattr(self._optimizer, "weight_decay")  # some parameters, where the optimizer has none
         arguments: dict[str, Any] = {"weight_decay": decay} if decays else {}

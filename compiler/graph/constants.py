@@ -424,7 +424,7 @@ def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
             line=short_line(optimizer.span),
         )
     both = [each for each in (optimizer, optimizer.fallback) if each is not None]
-    model = analysis.model
+    matrices = adamw_matrices(job, analysis.model)
     rates = {name: _scaled(job, getattr(optimizer, name)) for name in optimizer.rates}
     return p.OptimizerStep(
         kind=optimizer.class_name,
@@ -436,7 +436,9 @@ def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
         no_decay=job.train.no_decay,
         groups=tuple(_group(job, each) for each in job.train.groups),
         arguments=arguments_of(optimizer, excluded=optimizer.apart) | optimizer.more | rates,
-        adamw=tuple(adamw_matrices(job, model).items()) if model is not None else (),
+        codes=optimizer.has_codes,
+        split=optimizer.fallback is not None,
+        adamw=None if matrices is None else tuple(matrices.items()),
         line=short_line(optimizer.span),
     )
 

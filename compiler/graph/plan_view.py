@@ -262,19 +262,22 @@ def optimizer_text(step: p.OptimizerStep) -> str:
     """Names the optimizer; a user's own with what it keeps, if it was tried."""
     if step.python is None:
         classes = {
-            kind.torch_class or kind.__name__: word
+            name: word
             for word, kind in CALLS["optimizer"].items()
             if issubclass(kind, Optimizer)
+            for name in kind.class_names()
         }
-        word = classes.get(step.kind.removesuffix("8bit"), step.kind)
-        word += " with moments in 8 bits" if step.kind.endswith("8bit") else ""
-        return f"{word}, and adamw for {_adamw_text(step.adamw)}" if "adamw_lr" in step.arguments else word
+        word = classes.get(step.kind, step.kind)
+        word += " with moments in 8 bits" if step.codes else ""
+        return f"{word}, and adamw for {_adamw_text(step.adamw)}" if step.split else word
     kept = ", ".join(step.state)
     return f"{step.python.function}, which keeps {kept}" if kept else step.python.function
 
 
-def _adamw_text(matrices: Sequence[tuple[str, str]]) -> str:
+def _adamw_text(matrices: Sequence[tuple[str, str]] | None) -> str:
     """Names the parameters that Muon leaves to AdamW, the first matrices with the reason."""
+    if matrices is None:
+        return "vectors, kernels and matrices that `--trace` names"
     first = [f"{name} ({reason})" for name, reason in matrices[:MOST_MATRICES]]
     more = [f"{len(matrices) - len(first)} more"] * (len(matrices) > len(first))
     return ", ".join([*first, *more, "vectors and kernels"])

@@ -148,10 +148,9 @@ class GroupStep(Record):
 class OptimizerStep(Record):
     """A class of `torch.optim` or runtime/optimizer, or `python`, a user's function; `lr` is already scaled.
 
-    `no_decay` are patterns (`fnmatch`, over full names) of parameters that decay by nothing. `state` names what is kept
-    for each parameter, `counts` the entries that are one number. `fused` are the devices on which torch's fused kernel
-    is taken. `group_state` are the entries of the groups of a user's own that its updates change. `closure`: its `step`
-    evaluates the loss, and may do so several times.
+    `no_decay` are patterns (`fnmatch`, over full names) of parameters without decay. `state` names what is kept for
+    each, `counts` the entries that are one number. `fused` are the devices with torch's fused kernel. Updates change
+    `group_state`. `closure`: `step` evaluates the loss. `codes`: moments in 8 bits. `split`: AdamW has some parameters.
     """
 
     kind: str
@@ -165,7 +164,9 @@ class OptimizerStep(Record):
     python: PythonFunction | None = None
     group_state: tuple[str, ...] = ()
     closure: bool = False
-    adamw: tuple[tuple[str, str], ...] = ()  # matrices that Muon leaves to AdamW, and why
+    codes: bool = False
+    split: bool = False
+    adamw: tuple[tuple[str, str], ...] | None = ()  # matrices among these, and why; None: unknown without tracing
     base_lr: float | None = None  # before it was scaled to the batch; None: it was not
     line: str = ""
 

@@ -200,13 +200,16 @@ def trained(job: JobSpec, model: ModelGraph) -> frozenset[str]:
     return frozenset(q.name for q in parameters if q.trains and q.tied_to is None and q.name not in frozen)
 
 
-def adamw_matrices(job: JobSpec, model: ModelGraph) -> dict[str, str]:
+def adamw_matrices(job: JobSpec, model: ModelGraph | None) -> dict[str, str] | None:
     """Returns the matrices that train and that Muon leaves to AdamW, each with the reason: those that match `adamw`,
-    else embeddings and the last matrix, the head. A tied weight counts by its first name.
+    else embeddings and the last matrix, the head. A tied weight counts by its first name. None if they are unknown,
+    because the network is not traced.
     """
     optimizer = job.train.optimizer
     if not isinstance(optimizer, Muon):
         return {}
+    if model is None:
+        return None
     matrices = [(layer.kind, q) for layer in model.layers for q in layer.parameters if len(q.shape) == 2]
     names, found = trained(job, model), dict[str, str]()
     for kind, q in matrices:
@@ -227,7 +230,7 @@ def optimizer_groups(job: JobSpec, model: ModelGraph, names: frozenset[str]) -> 
     """
     groups = job.train.groups
     patterns = [group.parameters for group in groups]
-    others, split = adamw_matrices(job, model), job.train.optimizer.fallback is not None
+    others, split = adamw_matrices(job, model) or {}, job.train.optimizer.fallback is not None
     by_group: dict[tuple[int, bool, bool], list[ParameterNode]] = {}
     for q in (q for layer in model.layers for q in layer.parameters if q.name in names):
         number = model.names.group(patterns, q.name)

@@ -76,10 +76,15 @@ class Optimizer(Call):
         """True if its moments are codes with scales for blocks of numbers."""
         return False
 
+    @classmethod
+    def class_names(cls) -> tuple[str, ...]:
+        """Returns the names of its classes in a program; the second has moments in 8 bits."""
+        return (cls.torch_class or cls.__name__,)
+
     @property
     def class_name(self) -> str:
         """Returns the name of its class in a program."""
-        return self.torch_class or type(self).__name__
+        return self.class_names()[int(self.has_codes)]
 
     @property
     def fallback(self) -> Optimizer | None:
@@ -113,8 +118,7 @@ class Optimizer(Call):
 def torch_optimizer(name: str) -> type[Optimizer]:
     """The declaration of a class, by its name in a program."""
     declarations = (each for each in CALLS["optimizer"].values() if issubclass(each, Optimizer))
-    name = name.removesuffix("8bit")
-    return next(each for each in declarations if name in (each.torch_class, each.__name__))
+    return next(each for each in declarations if name in each.class_names())
 
 
 @call("optimizer", "sgd")
@@ -169,9 +173,9 @@ class Adam(Optimizer):
     def has_codes(self) -> bool:
         return self.state_ == "8bit"
 
-    @property
-    def class_name(self) -> str:
-        return f"{self.torch_class}8bit" if self.has_codes else self.torch_class
+    @classmethod
+    def class_names(cls) -> tuple[str, ...]:
+        return (cls.torch_class, f"{cls.torch_class}8bit")
 
     @property
     def state(self) -> tuple[str, ...]:

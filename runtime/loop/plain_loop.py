@@ -136,9 +136,9 @@ def plain_optimizer(step: OptimizerStep, model: nn.Module) -> torch.optim.Optimi
         return _own_optimizer(step, model, decayed, undecayed)
     groups = [{"params": decayed}] * bool(decayed) + [{"params": undecayed, "weight_decay": 0.0}] * bool(undecayed)
     groups = _named_groups(step, model, groups) if step.groups else groups
-    if step.kind.endswith("8bit"):
+    if step.codes:
         return _TorchaoAdam(groups, step)
-    if step.kind == "Muon":
+    if step.split:
         return _MuonAndAdamW(groups, step, model)
     if step.kind == "Lion":
         return _Lion(groups, lr=step.lr, **step.arguments)
@@ -169,13 +169,14 @@ class _MuonAndAdamW(torch.optim.Optimizer):
     """torch's Muon and AdamW, each over its own groups, whose rates a scheduler sets."""
 
     def __init__(self, groups: list[ParamGroup], step: OptimizerStep, model: nn.Module) -> None:
-        other_ids = {id(parameter) for name, parameter in model.named_parameters() if name in dict(step.adamw)}
+        adamw_names = {name for name, _ in step.adamw or ()}
+        adamw_ids = {id(q) for name, q in model.named_parameters(remove_duplicate=False) if name in adamw_names}
         arguments: dict[str, Any] = dict(step.arguments)
         adamw_lr, betas, eps = (arguments.pop(f"adamw_{name}") for name in ("lr", "betas", "eps"))
         decay, muon, adamw = arguments.pop("weight_decay"), list[ParamGroup](), list[ParamGroup]()
         for group in groups:
             for members, rate, into in ((True, step.lr, muon), (False, adamw_lr, adamw)):
-                chosen = [q for q in group["params"] if (q.dim() == 2 and id(q) not in other_ids) is members]
+                chosen = [q for q in group["params"] if (q.dim() == 2 and id(q) not in adamw_ids) is members]
                 into += [{"lr": rate, "weight_decay": decay} | group | {"params": chosen}] * bool(chosen)
         self._optimizers: list[torch.optim.Optimizer] = []
         if muon:

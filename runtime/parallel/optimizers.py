@@ -93,30 +93,31 @@ def _build(
 def _groups(step: OptimizerStep, model: nn.Module, names: ParameterNames) -> list[ParamGroup]:
     """Returns the groups: the job's own after the rest, and those without decay after those with."""
     patterns = [group.parameters for group in step.groups]
+    adamw = frozenset(name for name, _ in step.adamw or ())
     groups: dict[tuple[int, bool, bool, object], ParamGroup] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
         number, still = names.group(patterns, name), names.match(step.no_decay, name)
-        own = _split_options(step, parameter, names.first_name(name))
-        is_other = bool(own.get(ADAMW))
+        options = _split_options(step, parameter, names.first_name(name) in adamw)
+        is_other = bool(options.get(ADAMW))
         if still:
-            own["weight_decay"] = 0.0
+            options["weight_decay"] = 0.0
         if number:
             named = step.groups[number - 1]
             given = {"lr": named.lr, "weight_decay": named.weight_decay}
-            own |= {name: value for name, value in given.items() if value is not None}
+            options |= {name: value for name, value in given.items() if value is not None}
             still = still and named.weight_decay is None
         # One operation works on parameters of one mesh: those that the tensor axis cuts have one more dim.
         mesh = None if step.python else getattr(parameter, "device_mesh", None)
-        groups.setdefault((number, still, is_other, mesh), {"params": [], **own})["params"].append(parameter)
+        groups.setdefault((number, still, is_other, mesh), {"params": [], **options})["params"].append(parameter)
     return [groups[key] for key in sorted(groups, key=lambda key: key[:3])]
 
 
-def _split_options(step: OptimizerStep, parameter: nn.Parameter, name: str) -> ParamGroup:
+def _split_options(step: OptimizerStep, parameter: nn.Parameter, is_adamw: bool) -> ParamGroup:
     """Returns the options by which Muon leaves a parameter to AdamW or keeps it; none for another optimizer."""
-    if step.kind != "Muon" or step.python is not None:
+    if not step.split:
         return {}
-    if parameter.dim() == 2 and name not in dict(step.adamw):
+    if parameter.dim() == 2 and not is_adamw:
         return {ADAMW: False}
     return {ADAMW: True, "lr": step.arguments["adamw_lr"]}

@@ -176,6 +176,8 @@ def optimizer_step(
         fused=declared.fused_on(shards=shards, skipping=skipping),
         no_decay=no_decay,
         arguments=arguments,
+        codes=declared.has_codes,
+        split=declared.fallback is not None,
     )
 
 

@@ -9,6 +9,8 @@ import torch
 from helpers.paths import EXAMPLES
 from helpers.planning import compiled
 
+from dslc.compiler.graph.constants import optimizer_step
+from dslc.compiler.graph.plan_view import optimizer_text
 from dslc.runtime.model.meta_model import build_model
 from dslc.runtime.parallel.optimizers import build_optimizer
 
@@ -49,3 +51,10 @@ def test_muon_has_the_hidden_matrices_and_says_why_it_leaves_the_rest() -> None:
     some = 'train.optimizer=muon(adamw = ["*.qkv.*"])'
     asked = compiled(EXAMPLES / "gpt_cpu.plt", *alone, some).program().optimizer
     assert dict(asked.adamw) == {f"blocks.{n}.attention.qkv.weight": "as `adamw` asks" for n in range(4)}
+
+
+def test_without_tracing_the_matrices_of_adamw_are_unknown() -> None:
+    muon = ("train.optimizer=muon", "parallelism.zero=0")
+    step = optimizer_step(compiled(EXAMPLES / "own" / "own.plt", *muon).analysis)
+    assert step.adamw is None
+    assert optimizer_text(step) == "muon, and adamw for vectors, kernels and matrices that `--trace` names"
