@@ -135,6 +135,7 @@ class ModelFacts(Record):
     still: tuple[str, ...] = ()  # batch norms that the module keeps in evaluation mode
     vocab: int | None = None  # the input's numbers index tables of so many rows
     structured: bool = False  # true if the output is no tensor
+    embeddings: tuple[str, ...] = ()  # first names of the weights of nn.Embedding, of derived classes too
     head: str = ""  # the dense layer whose output is the model's, as it is
     looks: str = ""  # the operation by which its forward pass reads numbers: its figures are those of a few samples
     padding: int | None = None  # the padding token in its configuration

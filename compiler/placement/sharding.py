@@ -202,7 +202,8 @@ def trained(job: JobSpec, model: ModelGraph) -> frozenset[str]:
 
 def adamw_matrices(job: JobSpec, model: ModelGraph | None) -> dict[str, str] | None:
     """Returns the matrices that train and that Muon leaves to AdamW, each with the reason: those that match `adamw`,
-    else embeddings and the last matrix, the head. A tied weight counts by its first name. None if they are unknown,
+    else embeddings and the head, which is the last matrix where tracing finds none. A tied weight counts by all of its
+    names, and is returned by the first. None if they are unknown,
     because the network is not traced.
     """
     optimizer = job.train.optimizer
@@ -211,16 +212,18 @@ def adamw_matrices(job: JobSpec, model: ModelGraph | None) -> dict[str, str] | N
     if model is None:
         return None
     matrices = [(layer.kind, q) for layer in model.layers for q in layer.parameters if len(q.shape) == 2]
-    names, found = trained(job, model), dict[str, str]()
-    for kind, q in matrices:
-        if optimizer.adamw is not None:
-            reason = "as `adamw` asks" if model.names.match(optimizer.adamw, q.name) else ""
-        else:
-            is_embedding = kind.endswith("embedding") or _EMBEDDING.search(q.name)
-            reason = "an embedding" if is_embedding else "the head" if q is matrices[-1][1] else ""
-        if reason and q.name in names:
-            found[q.name] = reason
-    return found
+    if optimizer.adamw is not None:
+        reasons = dict.fromkeys(model.names.matching(optimizer.adamw), "as `adamw` asks")
+    else:
+        head = model.traced.head if model.traced is not None else ""
+        weight = f"{head}.weight" if head else matrices[-1][1].name if matrices else ""
+        reasons = {model.names.first_name(weight): "the head"}
+        reasons |= dict.fromkeys(model.traced.embeddings if model.traced is not None else (), "an embedding")
+        for kind, q in matrices:
+            if kind.endswith("embedding") or _EMBEDDING.search(q.name):
+                reasons[q.first_name] = "an embedding"
+    names = trained(job, model)
+    return {q.name: reasons[q.name] for _, q in matrices if q.name in names and q.name in reasons}
 
 
 def optimizer_groups(job: JobSpec, model: ModelGraph, names: frozenset[str]) -> tuple[tuple[ParameterNode, ...], ...]:

@@ -64,6 +64,7 @@ def facts_of_tensors(model: nn.Module) -> ModelFacts:
         buffers=tuple((name, tuple(b.shape), dtype_name(b.dtype)) for name, b in model.named_buffers()),
         unsaved=tuple(name for name, _ in model.named_buffers() if name not in saved),
         ties=_ties(model),
+        embeddings=_embeddings(model),
         layers=(layer,),
         output=TensorFact(shape=(), dtype="float32"),
         structured=True,
@@ -71,6 +72,11 @@ def facts_of_tensors(model: nn.Module) -> ModelFacts:
         noise=False,
         unused=(),
     )
+
+
+def _embeddings(model: nn.Module) -> tuple[str, ...]:
+    weights = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
+    return tuple(name for name, parameter in model.named_parameters() if id(parameter) in weights)
 
 
 @contextmanager

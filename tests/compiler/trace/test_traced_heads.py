@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from helpers.module_facts import analysed
 from torch import Tensor, nn
 
+from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.placement.sharding import adamw_matrices
 from dslc.compiler.trace.trace_model import trace_model
+from dslc.dsl.language.blocks import TrainSpec
+from dslc.dsl.language.optimizers import Muon
 
 Ending = Callable[["Network", Tensor], Tensor]
 
@@ -53,3 +58,40 @@ def test_a_head_is_a_dense_layer_called_once_whose_output_is_left_as_it_is(
     make: Callable[[], nn.Module], head: str
 ) -> None:
     assert trace_model(make, TensorFact(shape=(6, 8), dtype="float32")).head == head
+
+
+class Lookup(nn.Module):
+    """An embedding `tok`, a hidden layer, and a head `out`, which is `tied` to the embedding or comes first."""
+
+    def __init__(self, *, tied: bool, head_first: bool) -> None:
+        super().__init__()
+        if head_first:
+            self.out = nn.Linear(24, 32)
+        self.tok, self.body = nn.Embedding(32, 24), nn.Linear(24, 24)
+        if not head_first:
+            self.out = nn.Linear(24, 32)
+        if tied:
+            self.out.weight = self.tok.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.body(self.tok(x)).relu())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("tied", "head_first", "matrices"),
+    [
+        (False, False, {"tok.weight": "an embedding", "out.weight": "the head"}),
+        (False, True, {"out.weight": "the head", "tok.weight": "an embedding"}),
+        (True, False, {"tok.weight": "an embedding"}),
+        (True, True, {"out.weight": "an embedding"}),
+    ],
+)
+def test_muon_leaves_embeddings_and_heads_to_adamw_whatever_their_names(
+    tied: bool, head_first: bool, matrices: dict[str, str]
+) -> None:
+    tokens = TensorFact(shape=(6,), dtype="int64")
+    facts = trace_model(lambda: Lookup(tied=tied, head_first=head_first), tokens)
+    source = SourceFacts(input=tokens, target=tokens, classes=32, samples=1000)
+    analysis, report = analysed(facts, source, train=TrainSpec(steps=5, optimizer=Muon()))
+    assert analysis is not None and analysis.model is not None, report.errors
+    assert adamw_matrices(analysis.job, analysis.model) == matrices
