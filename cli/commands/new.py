@@ -27,19 +27,29 @@ def main(arguments: argparse.Namespace) -> int:
     for data_path in sorted(TEMPLATES.joinpath(arguments.template).rglob("*.*")):  # that the template reads
         source = str(data_path.relative_to(TEMPLATES))
         files[source] = os.path.join(os.path.dirname(path), source)
-    for target in files.values():
-        if os.path.exists(target):
-            raise CommandFailedError(plain(f"{target} exists already"))
+    if os.path.exists(path):
+        raise CommandFailedError(plain(f"{path} exists already: choose another name"))
+    texts = {target: TEMPLATES.joinpath(source).read_text(encoding="utf-8") for source, target in files.items()}
+    for target, text in texts.items():
+        if os.path.exists(target) and not _is_text_of(target, text):
+            raise CommandFailedError(plain(f"{target} exists already, with other content: choose another folder"))
     for source, target in files.items():
-        with open(TEMPLATES / source, encoding="utf-8") as file:
-            text = file.read()
+        if os.path.exists(target):
+            continue  # another job in the folder reads it, too
         if inside := os.path.dirname(source):
             os.makedirs(os.path.join(os.path.dirname(path), inside), exist_ok=True)
         with open(target, "w", encoding="utf-8") as file:
-            file.write(text)
+            file.write(texts[target])
         print(plain(f"{target} written"))
     print(plain(f"next: dslc check {path}, dslc run {path}"))
     return GOOD
+
+
+def _is_text_of(path: str, text: str) -> bool:
+    try:
+        return Path(path).read_bytes() == text.encode()
+    except OSError:  # a folder, or not readable
+        return False
 
 
 def summary(job: Path) -> str:

@@ -127,6 +127,21 @@ def test_a_new_job_is_good_as_it_is(tmp_path: Path, template: str) -> None:
     assert dslc("new", "mine", cwd=tmp_path).returncode == 2, "nothing is written over"
 
 
+def test_a_folder_holds_several_new_jobs_over_the_same_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        assert main(["new", name, "--template", "chat"]) == 0
+    assert main(["new", "two", "--template", "chat"]) == 2
+    assert "two.plt exists already: choose another name" in capsys.readouterr().err
+    data = tmp_path / "chat" / "conversations.jsonl"
+    data.write_text("{}\n")
+    assert main(["new", "three", "--template", "chat"]) == 2
+    assert "conversations.jsonl exists already, with other content: choose another folder" in capsys.readouterr().err
+    assert data.read_text() == "{}\n" and not (tmp_path / "three.plt").exists()
+
+
 def test_a_list_of_jobs_says_what_each_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The templates are those that `--template` takes, and each example of the checkout is listed."""
     assert main(["new", "--list"]) == 0
