@@ -139,7 +139,7 @@ def _check_classes(
             notes=(_of_loss(model),),
             help=remedy(f"the data's targets are 0 to {classes - 1}: ", _sized(span, features, classes)),
         )
-    elif features > classes:
+    elif features > classes and source.classes is not None:  # else the data tells no more than its largest token
         yield Diagnostic(
             "W0202",
             f"{comes} out for {plural(classes, 'class')}: {features - classes} more than can ever be right",

@@ -25,7 +25,7 @@ from dslc.dsl import cache
 
 ENTRIES = 16  # that are kept, by their last use
 FACTS = "facts.json"
-_FORMAT = 1
+_FORMAT = 2
 _NAME = "chat-"
 _FACTS_LIMIT = 1 << 20  # bytes
 _TOKENIZER_FILES = (".json", ".jinja", ".txt", ".model", ".tiktoken")
@@ -76,7 +76,7 @@ def store(entry: str, write: Callable[[str], None], facts: Mapping[str, Any]) ->
 
 def _shrink(place: str) -> None:
     entries = [entry for entry in os.scandir(place) if entry.name.startswith(_NAME)]
-    for entry in sorted(entries, key=lambda each: each.stat().st_mtime, reverse=True)[ENTRIES:]:
+    for entry in sorted(entries, key=lambda entry: entry.stat().st_mtime, reverse=True)[ENTRIES:]:
         shutil.rmtree(entry.path, ignore_errors=True)
 
 

@@ -67,7 +67,9 @@ class PreparedSplit:
 
 @dataclass(frozen=True)
 class PreparedConversations:
-    """The splits, training first. `filler` fills up sequences; tokens are below `vocab`."""
+    """The splits, training first. `filler` fills up sequences; `vocab` is one more than the largest token, which says
+    nothing about how many tokens the tokenizer knows.
+    """
 
     splits: tuple[PreparedSplit, ...]
     filler: int
@@ -83,7 +85,6 @@ class PreparedConversations:
             "validation_samples": len(self.splits[1]) if len(self.splits) > 1 else None,
             "input": tokens,
             "target": tokens,
-            "classes": self.vocab,
             "vocab": self.vocab,
             "found": {"filler": self.filler, "digest": self.digest, "counts": asdict(self.counts)},
         }
@@ -132,16 +133,16 @@ class _Tokens:
 def _prepare(arguments: Arguments, sets: Sequence[Iterable[Conversation]]) -> PreparedConversations:
     renderer = ConversationRenderer(arguments["tokenizer"], arguments["template"], arguments["train_on"])
     counts = ConversationCounts()
-    splits = [_render(arguments, renderer, each, counts) for each in sets]
-    used = np.unique(np.concatenate([each.tokens for split in splits for each in split]))
-    filler = _unused(used, renderer)
+    splits = [_render(arguments, renderer, conversations, counts) for conversations in sets]
+    vocabulary = np.unique(np.concatenate([rendered.tokens for split in splits for rendered in split]))
+    filler = _unused_token(vocabulary, renderer)
     packed = arguments["pack"] is not None
     prepared = tuple(_lay_out(split, arguments["context"], filler if packed else None) for split in splits)
     digest = hashlib.sha256()
     for split in prepared:
         for name in _ARRAYS:
             digest.update(np.ascontiguousarray(getattr(split, name)).tobytes())
-    vocab = max(int(used[-1]), filler) + 1
+    vocab = max(int(vocabulary[-1]), filler) + 1
     return PreparedConversations(prepared, filler, vocab, digest.hexdigest()[:32], counts)
 
 
@@ -154,17 +155,17 @@ def _render(
     """Returns the conversations of a split that have a target, cut to the length of a sequence."""
     length, shortest = arguments["context"], 0
     rendered: list[_Tokens] = []
-    before = asdict(counts)
+    earlier = counts.conversations
     for conversation in conversations:
         counts.conversations += 1
         if not conversation.messages:
             counts.empty += 1
             continue
         try:
-            made = renderer.render(conversation.messages, conversation.tools)
+            conversation_tokens = renderer.render(conversation.messages, conversation.tools)
         except ConversationError as error:
             raise ConversationError(f"{conversation.place}: {error}", error.help, error.code, error.argument) from error
-        counted = np.array(made.counted, np.bool_)
+        counted = np.array(conversation_tokens.counted, np.bool_)
         counted[:1] = False  # nothing predicts the first token
         if not counted[:length].any():
             counts.without_target += 1
@@ -173,11 +174,11 @@ def _render(
                 shortest = min(shortest or needed, needed)
             continue
         counts.cut_off += len(counted) > length
-        rendered.append(_Tokens(np.array(made.tokens[:length], np.uint32), counted[:length]))
+        rendered.append(_Tokens(np.array(conversation_tokens.tokens[:length], np.uint32), counted[:length]))
         counts.tokens += len(rendered[-1].tokens)
         counts.targets += int(rendered[-1].counted.sum())
     if not rendered:
-        raise _no_target_error(arguments, counts.conversations - before["conversations"], shortest)
+        raise _no_target_error(arguments, counts.conversations - earlier, shortest)
     return rendered
 
 
@@ -196,14 +197,14 @@ def _no_target_error(arguments: Arguments, conversations: int, shortest: int) ->
     return ConversationError(what, "conversations with answers, or `train_on = all`", "E0351", "train_on")
 
 
-def _unused(used: NDArray[np.uint32], renderer: ConversationRenderer) -> int:
-    """Returns the token that fills up sequences: no conversation has it. One within the numbers that they use is taken
-    if possible, as a model may know fewer tokens than its tokenizer.
+def _unused_token(vocabulary: NDArray[np.uint32], renderer: ConversationRenderer) -> int:
+    """Returns the token that fills up sequences: no conversation has it, and it is not in `vocabulary`. One below their
+    largest token is taken if possible, as a model may know fewer tokens than its tokenizer.
     """
-    known = set(used.tolist())
-    largest = int(used[-1])
+    used_tokens = set(vocabulary.tolist())
+    largest = int(vocabulary[-1])
     candidates = (*(token for token in renderer.padding_tokens if token <= largest), *range(largest))
-    within = next((token for token in candidates if token not in known), None)
+    within = next((token for token in candidates if token not in used_tokens), None)
     if within is None and largest + 1 >= renderer.size:
         raise ConversationError(
             f"the conversations use all {renderer.size:,} tokens of the tokenizer, and none is left to fill up "
@@ -220,7 +221,7 @@ def _lay_out(conversations: list[_Tokens], length: int, separator: int | None) -
     numbers = [[n] for n in range(len(conversations))]
     between = _Tokens(np.array([], np.uint32), np.array([], np.bool_))
     if separator is not None:
-        numbers = pack([len(each.tokens) for each in conversations], length)
+        numbers = pack([len(conversation.tokens) for conversation in conversations], length)
         between = _Tokens(np.array([separator], np.uint32), np.array([False]))
     starts = [0]
     parts: list[_Tokens] = []
@@ -264,6 +265,6 @@ def _load(entry: str, facts: dict[str, Any]) -> PreparedConversations:
         return np.asarray(np.load(os.path.join(entry, f"{name}{n}.npy"), mmap_mode="r", allow_pickle=False))
 
     splits = tuple(PreparedSplit(*(array(name, n) for name in _ARRAYS)) for n in range(facts["splits"]))
-    found = facts["found"]
-    counts = ConversationCounts(**found["counts"])
-    return PreparedConversations(splits, found["filler"], facts["vocab"], found["digest"], counts)
+    details = facts["found"]
+    counts = ConversationCounts(**details["counts"])
+    return PreparedConversations(splits, details["filler"], facts["vocab"], details["digest"], counts)
