@@ -42,6 +42,7 @@ MAX_REPEATED_CLASSES = 9  # nodes of the syntax tree, records of plan files, and
 OPTIONAL = (
     "PIL",
     "datasets",
+    "jinja2",
     "peft",
     "pyarrow",
     "tokenizers",

@@ -118,7 +118,8 @@ def _read_conversations(call: Chat, source: SourceFacts, context: int | None) ->
         return replace(
             source,
             missing=f"the conversations cannot be read: {answer['error']}",
-            help="`transformers` failed; call `AutoTokenizer.from_pretrained` alone to see the whole traceback",
+            help="the files, the tokenizer or the library `transformers` may be the cause: load the tokenizer alone by "
+            "`AutoTokenizer.from_pretrained` to see whether it fails",
             code="E0311",
         )
     facts = cast("dict[str, Any]", answer["made"])

@@ -41,8 +41,7 @@ def _check_source(job: JobSpec, chat: c.Chat) -> Iterator[Diagnostic]:
     if chat.pack is not None and isinstance(job.data.source, c.Mixture):
         yield Diagnostic(
             "E0352",
-            "sequences of several conversations go with sequences of other sources in no mixture: each source has its "
-            "own token between documents",
+            "a mixture cannot hold packed conversations: each of its sources has another token between documents",
             chat.value_span("pack"),
             help=remedy(remove_argument(chat.span, "pack"), ", or one `chat(…)` over all files"),
         )

@@ -4,6 +4,7 @@ Model: `transformers` renders a conversation and tokenizes the text. With `train
 "assistant" the turns of the assistant count: what stands in `{% generation %}` blocks, if the template has some. Any
 other template is rendered for the messages before a turn, with the header that asks for an answer, and for the messages
 up to its end. The characters between the two ends are the turn. A token counts if it has one of these characters.
+Tokenizers may trim whitespace from the characters of a token: one of whitespace alone has those since the token before.
 
 Contract: tokens, and masks by `{% generation %}`, equal those of `apply_chat_template`. If the text of the messages
 before a turn is not the beginning of the text with that turn, no mask is guessed: ConversationError.
@@ -88,7 +89,7 @@ class ConversationRenderer:
         encoded = self._apply(messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=marked, **named)
         tokens = list(encoded["input_ids"])
         counted = encoded["assistant_masks"] if marked else [True] * len(tokens)
-        return RenderedConversation(tokens, [bool(each) for each in counted])
+        return RenderedConversation(tokens, [bool(flag) for flag in counted])
 
     def _render_by_prefixes(self, messages: list[Message], named: dict[str, object]) -> RenderedConversation:
         text = self._apply(messages, tokenize=False, **named)
@@ -97,30 +98,48 @@ class ConversationRenderer:
             if message["role"] != "assistant":
                 continue
             if n == 0:
-                raise self._unmarked("a conversation begins with the assistant, and no header before it is known")
+                what = "a conversation begins with the assistant, and no header before it is known"
+                raise self._unmarked(what, "conversations")
             before = self._apply(messages[:n], tokenize=False, add_generation_prompt=True, **named)
             with_turn = self._apply(messages[: n + 1], tokenize=False, **named)
             if not with_turn.startswith(before) or not text.startswith(with_turn):
                 what = f"the template changes the text before or in message {n + 1} when further messages follow"
-                raise self._unmarked(f"{what}, so that the assistant's tokens are not known")
+                raise self._unmarked(f"{what}, so that the assistant's tokens are not known", self._argument)
             turns.append((len(before), len(with_turn)))
-        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        counted = [
-            any(start < turn_end and end > turn_start for turn_start, turn_end in turns)
-            for start, end in encoded["offset_mapping"]
-        ]
+        encoded = self._tokenize(text)
+        counted, previous_end = [], 0
+        for start, end in encoded["offset_mapping"]:
+            first = start if start < end else min(start, previous_end)
+            counted.append(any(first < turn_end and end > turn_start for turn_start, turn_end in turns))
+            previous_end = max(previous_end, end)
         return RenderedConversation(list(encoded["input_ids"]), counted)
 
+    def _tokenize(self, text: str) -> Any:
+        try:
+            return self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        except Exception as error:  # of the tokenizer's library
+            help = "text that the tokenizer takes, or another `tokenizer`"
+            raise ConversationError(f"the tokenizer fails: {_reason(error)}", help) from error
+
     def _apply(self, messages: list[Message], **named: object) -> Any:
+        from jinja2 import TemplateSyntaxError  # comes with `transformers`
+
         try:
             return self._tokenizer.apply_chat_template(messages, chat_template=self._template, **named)
-        except Exception as error:  # of Jinja, or whatever the template raises
-            reason = str(error).strip().split("\n")[0] or type(error).__name__
+        except TemplateSyntaxError as error:
+            help = "a template that Jinja can read"
+            message = f"the chat template cannot be read: {_reason(error)}"
+            raise ConversationError(message, help, "E0350", self._argument) from error
+        except Exception as error:  # of Jinja, or whatever the template raises for this conversation
             help = "conversations as the template takes them, or another `template`"
-            raise ConversationError(f"the chat template fails: {reason}", help, "E0350", self._argument) from error
+            raise ConversationError(f"the chat template fails: {_reason(error)}", help, "E0350") from error
 
-    def _unmarked(self, message: str) -> ConversationError:
-        return ConversationError(message, f"{_ANSWER_BLOCKS}, or `train_on = all`", "E0350", self._argument)
+    def _unmarked(self, message: str, argument: str) -> ConversationError:
+        return ConversationError(message, f"{_ANSWER_BLOCKS}, or `train_on = all`", "E0350", argument)
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().split("\n")[0].rstrip(": ") or type(error).__name__
 
 
 def load_tokenizer(folder: str) -> Any:
@@ -133,9 +152,8 @@ def load_tokenizer(folder: str) -> Any:
     try:
         return load(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a dozen kinds, of three libraries
-        reason = str(error).strip().split("\n")[0].rstrip(": ") or type(error).__name__
         raise ConversationError(
-            f"{folder} holds no tokenizer that can be loaded: {reason}",
+            f"{folder} holds no tokenizer that can be loaded: {_reason(error)}",
             "a folder that a tokenizer's `save_pretrained` wrote",
             argument="tokenizer",
         ) from error

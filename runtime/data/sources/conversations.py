@@ -2,7 +2,7 @@
 
 Model: a row has `messages` or `conversations`, a list of messages with `role` and `content`, or with `from` and `value`
 as ShareGPT writes them (https://huggingface.co/docs/trl/dataset_formats). `tools`, if a row has them, are given to the
-template. Other columns are not read.
+template: a list, or its JSON in a text. Other columns are not read.
 
 Contract: a row that is no conversation raises ConversationError with its file and line. An empty list of messages is a
 conversation without messages.
@@ -11,6 +11,7 @@ conversation without messages.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from dslc.runtime.data.sources.chat_rendering import ConversationError, Message
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _ROLES_OF_SHAREGPT = {"human": "user", "gpt": "assistant", "observation": "tool"}
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _COLUMNS = ("messages", "conversations")
 _SHAPE = '`{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}` on each line'
 
@@ -69,7 +71,24 @@ def conversation(row: object, place: str, column: str | None = None) -> Conversa
         what = f"it has no {wanted}, but {has}" if name is None else f"`{name}` is {_kind(row[name])}, and no list"
         raise ConversationError(f"{place}: {what}", _SHAPE)
     messages = tuple(_message(message, f"{place}, message {n}") for n, message in enumerate(row[name], 1))
-    return Conversation(place, messages, row.get("tools") or None)
+    return Conversation(place, messages, _tools(row.get("tools"), place))
+
+
+def _tools(tools: object, place: str) -> list[Any] | None:
+    help = '`{"tools": [{"type": "function", "function": {"name": "…"}}]}`, or that list as JSON in a text'
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools or "null")
+        except (ValueError, RecursionError) as error:
+            raise ConversationError(f"{place}: `tools` is a text, and no JSON: {error}", help) from error
+    if tools is None:
+        return None
+    if not isinstance(tools, list):
+        raise ConversationError(f"{place}: `tools` is {_kind(tools)}, and no list", help)
+    for n, tool in enumerate(tools, 1):
+        if not isinstance(tool, Mapping):
+            raise ConversationError(f"{place}: tool {n} is {_kind(tool)}, and no object", help)
+    return tools
 
 
 def _message(message: object, place: str) -> Message:
@@ -84,6 +103,9 @@ def _message(message: object, place: str) -> Message:
     if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
         what = f"the content is {_kind(content)}" if content is not None else "it has no content"
         raise ConversationError(f"{place}: {what}", "a text as its `content`: images and parts are not read")
+    if isinstance(content, str) and (half := _LONE_SURROGATE.search(content)):
+        what = f"the content has {half[0]!r}, one half of a surrogate pair, which is no text"
+        raise ConversationError(f"{place}: {what}", "the text in UTF-8, or both halves of the pair")
     others = {key: value for key, value in message.items() if key not in ("role", "from", "content", "value")}
     return {"role": role, "content": content, **others}
 

@@ -103,7 +103,7 @@ def test_tokens_and_masks_are_those_of_transformers(tmp_path: Path) -> None:
         ("{{ raise_exception('roles must alternate') }}", "ua", "the chat template fails: roles must alternate"),
         ("{% for m in messages %}{{ messages|length }}{{ m.content }}{% endfor %}", "uaua", "before or in message 2"),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", "au", "begins with the assistant"),
-        ("{% for m in messages", "ua", "the chat template fails"),
+        ("{% for m in messages", "ua", "the chat template cannot be read"),
     ],
 )
 def test_a_template_whose_turns_are_not_known_is_refused(
@@ -117,10 +117,39 @@ def test_a_template_whose_turns_are_not_known_is_refused(
     assert error.value.code == "E0350" and error.value.help
 
 
+def test_whitespace_that_ends_a_turn_counts_even_if_the_tokenizer_trims_it(tmp_path: Path) -> None:
+    """A token of spaces alone then has no characters of its own."""
+    template = "{% for m in messages %}{{ m.content }}{% if m.role == 'user' %}>{% endif %}{% endfor %}"
+    (tmp_path / "template.jinja").write_text(template)
+    turns = ("  a ", "  b \n  ", " c ", "\n ")
+    messages = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(turns)]
+    rendered = []
+    for trim in (True, False):
+        folder = tmp_path / str(trim)
+        shutil.copytree(TOKENIZER, folder)
+        tokenizer = json.loads((folder / "tokenizer.json").read_text())
+        tokenizer["post_processor"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": trim}
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+        rendered.append(ConversationRenderer(str(folder), str(tmp_path / "template.jinja")).render(messages))
+    assert rendered[0] == rendered[1] and rendered[0].counted[-1]
+
+
+def test_text_that_the_tokenizer_refuses_is_no_fault_of_the_template(tmp_path: Path) -> None:
+    (tmp_path / "template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    renderer = ConversationRenderer(str(TOKENIZER), str(tmp_path / "template.jinja"))
+    with pytest.raises(ConversationError, match="the tokenizer fails") as error:
+        renderer.render([{"role": "user", "content": "\ud800"}])
+    assert (error.value.code, error.value.argument) == ("E0311", "conversations")
+
+
 def test_conversations_of_sharegpt_are_read_alike() -> None:
     shared = {"conversations": [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "4"}], "id": 7}
     messages = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
     assert conversation(shared, "").messages == conversation({"messages": messages}, "").messages == tuple(messages)
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    for value in (tools, json.dumps(tools)):  # TRL stores them as a text
+        assert conversation({"messages": messages, "tools": value}, "").tools == tools
+    assert conversation({"messages": messages, "tools": ""}, "").tools is None
 
 
 @given(st.lists(st.integers(1, 20), max_size=60))
@@ -243,10 +272,15 @@ GOOD = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "c
         ),
         ([GOOD, GOOD.replace("user", "robot")], "", "E0311", "line 2, message 1 has the role 'robot'", '"chats.jsonl"'),
         ([GOOD.replace('"a"', "3")], "", "E0311", "message 1: the content is a number", '"chats.jsonl"'),
+        ([GOOD.replace('"a"', r'"\ud800"')], "", "E0311", "message 1: the content has '\\ud800'", '"chats.jsonl"'),
+        ([GOOD[:-1] + ', "tools": 5}'], "", "E0311", "line 1: `tools` is a number, and no list", '"chats.jsonl"'),
+        ([GOOD[:-1] + ', "tools": "add"}'], "", "E0311", "line 1: `tools` is a text, and no JSON", '"chats.jsonl"'),
+        ([GOOD[:-1] + ', "tools": [5]}'], "", "E0311", "line 1: tool 1 is a number, and no object", '"chats.jsonl"'),
         ([GOOD], ", max_length = 4", "E0351", "the first 4 tokens of each conversation hold nothing", "4"),
         ([QUESTION], "", "E0351", "none of the conversations (1) has a turn of the assistant", ""),
         ([], "", "E0311", "holds no conversations", '"chats.jsonl"'),
-        ([GOOD], ', template = "bad.jinja"', "E0350", "line 1: the chat template fails: no", '"bad.jinja"'),
+        ([GOOD], ', template = "bad.jinja"', "E0350", "line 1: the chat template fails: no", '"chats.jsonl"'),
+        ([GOOD], ', template = "open.jinja"', "E0350", "the chat template cannot be read", '"open.jinja"'),
         ([GOOD], ', template = "absent.jinja"', "E0309", "absent.jinja: No such file", '"absent.jinja"'),
     ],
 )
@@ -254,11 +288,19 @@ def test_bad_conversations_get_a_place_and_a_remedy(
     tmp_path: Path, lines: list[str], arguments: str, code: str, message: str, place: str
 ) -> None:
     (tmp_path / "bad.jinja").write_text("{{ raise_exception('no') }}")
+    (tmp_path / "open.jinja").write_text("{% for m in messages")
     report, _ = check_one(str(make_job(tmp_path, arguments, lines)), [])
     fault = next(iter(report))
     assert [d.code.replace("W", "E") for d in report] == [code]
     assert message in fault.message and fault.help and fault.span is not None
     assert place in ("", fault.span.text())
+
+
+def test_a_vocabulary_is_held_against_the_largest_token_alone(tmp_path: Path) -> None:
+    """A pretrained model knows more tokens than a file has."""
+    job = str(make_job(tmp_path))
+    assert [fault.code for fault in check_one(job, ["model.network.vocab=32000"])[0]] == ["N0353"]
+    assert "E0208" in [fault.code for fault in check_one(job, ["model.network.vocab=64"])[0]]
 
 
 def test_a_tokenizer_without_a_template_is_refused_at_its_place(tmp_path: Path) -> None:
