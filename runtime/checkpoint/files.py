@@ -77,6 +77,7 @@ class Compatibility:
     order: str = ""  # of a sampler or a mixture
     numbers: str = ""  # BLAKE2b of the numbers by which a sampler orders the samples; "" if they are not known
     stream: tuple[int, ...] | None = None  # shards, lanes and window of a stream
+    adamw: tuple[str, ...] | None = None  # matrices that Muon leaves to AdamW; None if they are not known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +159,7 @@ def fit_of(job: JobProgram, tensors: Shapes | None, numbers: str = "") -> Compat
         order=job.data.order,
         numbers=numbers,
         stream=None if stream is None else (stream.shards, stream.lanes, stream.window),
+        adamw=None if job.optimizer.adamw is None else tuple(sorted(name for name, _ in job.optimizer.adamw)),
     )
 
 
@@ -187,6 +189,12 @@ def incompatibilities(checkpoint: Compatibility, fit: Compatibility) -> list[str
     elif set(checkpoint.states) != set(fit.states):
         kept_states, expected_states = (", ".join(states) or "nothing" for states in (checkpoint.states, fit.states))
         reasons.append(f"its optimizer keeps {kept_states} for each parameter, and the job's {expected_states}")
+    elif checkpoint.adamw is not None and fit.adamw is not None:
+        only_there, only_here = set(checkpoint.adamw) - set(fit.adamw), set(fit.adamw) - set(checkpoint.adamw)
+        if only_there:
+            reasons.append(f"its AdamW updates `{min(only_there)}`, and the job's Muon does")
+        elif only_here:
+            reasons.append(f"its Muon updates `{min(only_here)}`, and the job's AdamW does")
     for name, label in (
         ("seed", "seed"),
         ("shuffle", "shuffling"),

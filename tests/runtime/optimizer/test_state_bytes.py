@@ -11,6 +11,7 @@ from helpers.planning import compiled
 
 from dslc.compiler.graph.constants import optimizer_step
 from dslc.compiler.graph.plan_view import optimizer_text
+from dslc.runtime.checkpoint.files import fit_of, incompatibilities
 from dslc.runtime.model.meta_model import build_model
 from dslc.runtime.parallel.optimizers import build_optimizer
 
@@ -42,15 +43,22 @@ def test_the_state_of_a_vision_transformer(optimizer: str) -> None:
 
 def test_muon_has_the_hidden_matrices_and_says_why_it_leaves_the_rest() -> None:
     alone = ("devices.cpus=1", "parallelism.data=1", "parallelism.zero=0")
-    step = compiled(EXAMPLES / "gpt_cpu.plt", *alone, "train.optimizer=muon").program().optimizer
-    assert dict(step.adamw) == {
+    program = compiled(EXAMPLES / "gpt_cpu.plt", *alone, "train.optimizer=muon").program()
+    assert dict(program.optimizer.adamw or ()) == {
         "embedding.weight": "an embedding",
         "position.weight": "an embedding",
         "head.weight": "the head",
     }
     some = 'train.optimizer=muon(adamw = ["*.qkv.*"])'
-    asked = compiled(EXAMPLES / "gpt_cpu.plt", *alone, some).program().optimizer
-    assert dict(asked.adamw) == {f"blocks.{n}.attention.qkv.weight": "as `adamw` asks" for n in range(4)}
+    asked = compiled(EXAMPLES / "gpt_cpu.plt", *alone, some).program()
+    assert dict(asked.optimizer.adamw or ()) == {
+        f"blocks.{n}.attention.qkv.weight": "as `adamw` asks" for n in range(4)
+    }
+    fit, other = fit_of(program, None), fit_of(asked, None)
+    assert incompatibilities(fit, other) == ["its AdamW updates `embedding.weight`, and the job's Muon does"]
+    no_matrices = replace(other, adamw=())
+    assert incompatibilities(no_matrices, fit) == ["its Muon updates `embedding.weight`, and the job's AdamW does"]
+    assert incompatibilities(fit, replace(fit, adamw=None)) == incompatibilities(fit, fit) == []
 
 
 def test_without_tracing_the_matrices_of_adamw_are_unknown() -> None:
