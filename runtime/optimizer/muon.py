@@ -11,6 +11,7 @@ import torch
 from dslc.runtime.optimizer.local_parts import LocalParts, Options
 
 ADAMW = "adamw"  # in a group: true if its parameters belong to AdamW, whose rate is then the group's `lr`
+FUSED = "fused"  # in a group, as in torch's: checkpoints load step counts onto the device of its parameters
 
 
 class Muon(LocalParts):
@@ -27,10 +28,10 @@ class Muon(LocalParts):
         **options: object,
     ) -> None:
         def inner(group: Options) -> torch.optim.Optimizer:
-            own = {name: group[name] for name in ("params", "lr", "weight_decay")}
+            options_of_both = {name: group[name] for name in ("params", "lr", "weight_decay")}
             if group[ADAMW]:
-                return torch.optim.AdamW([own], betas=adamw_betas, eps=adamw_eps, fused=True)
-            return torch.optim.Muon([own], **options)  # type: ignore[arg-type]
+                return torch.optim.AdamW([options_of_both], betas=adamw_betas, eps=adamw_eps, fused=group[FUSED])
+            return torch.optim.Muon([options_of_both], **options)  # type: ignore[arg-type]
 
         defaults = {"lr": lr, "weight_decay": weight_decay, "adamw_betas": adamw_betas, "adamw_eps": adamw_eps}
-        super().__init__(groups, defaults | options, inner)
+        super().__init__([{**group, FUSED: group[ADAMW]} for group in groups], defaults | options, inner)

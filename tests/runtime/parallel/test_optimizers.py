@@ -37,9 +37,13 @@ RUNNING: list[type[Optimizer]] = [
 ]
 
 
-def trained(build: Any) -> torch.Tensor:
+def layers() -> nn.Module:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2))
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+def trained(build: Any) -> torch.Tensor:
+    model = layers()
     optimizer = build(model)
     inputs = torch.randn(20, 8, 6)
     for piece in inputs:
@@ -76,6 +80,8 @@ def test_twenty_steps_are_those_by_hand(kind: str, arguments: dict[str, Any], ot
     step = replace(optimizer_step(kind, lr=0.01, **arguments), groups=groups, no_decay=("0.bias",))
     if kind == "Muon":
         step = replace(step, adamw=(("2.weight", "the head"),))
+        on_device = {group["adamw"]: group["fused"] for group in build_optimizer(step, layers()).param_groups}
+        assert on_device == {True: True, False: False}, "where a checkpoint loads the count of steps"
     ours, plain = trained(lambda m: build_optimizer(step, m)), trained(lambda m: plain_optimizer(step, m))
     torch.testing.assert_close(ours, plain, rtol=0, atol=1e-6)
     changed = trained(lambda m: build_optimizer(replace(step, arguments={**step.arguments, **other}), m))
