@@ -132,21 +132,28 @@ DenseOutputs = Sequence[tuple[str, object]]  # the path of a dense layer and wha
 
 
 @contextmanager
-def dense_outputs(model: nn.Module) -> Iterator[DenseOutputs]:
-    """Yields the outputs of torch's own dense layers in the forward passes inside."""
+def dense_outputs(model: nn.Module, read: set[int]) -> Iterator[DenseOutputs]:
+    """Yields the outputs of torch's own dense layers in the forward passes inside, before other hooks of theirs. `read`
+    is the memory that operations have read, from which an output's is taken as the layer returns it.
+    """
     outputs: list[tuple[str, object]] = []
+
+    def note(path: str, output: torch.Tensor) -> None:
+        read.discard(storage_identity(output))
+        outputs.append((path, output))
+
     with ExitStack() as hooks:
         for path, module in model.named_modules():
-            if type(module) is nn.Linear:
-                handle = module.register_forward_hook(lambda *call, path=path: outputs.append((path, call[-1])))
+            if type(module) is nn.Linear and "forward" not in vars(module):
+                handle = module.register_forward_hook(lambda *call, path=path: note(path, call[-1]), prepend=True)
                 hooks.callback(handle.remove)
         yield outputs
 
 
-def head_among(outputs: DenseOutputs, output: object, written: Collection[int]) -> str:
-    """Returns the dense layer, called once, whose output is the model's and is not `written` in place; "" if none."""
+def head_among(outputs: DenseOutputs, output: object, read: Collection[int]) -> str:
+    """Returns the dense layer, called once, whose output is the model's and is not `read`; "" if none."""
     paths = [path for path, _ in outputs]
     for path, result in outputs:
         if result is output and isinstance(result, torch.Tensor) and paths.count(path) == 1:
-            return "" if storage_identity(result) in written else path
+            return "" if storage_identity(result) in read else path
     return ""

@@ -182,7 +182,7 @@ def _facts_of(traced_module: TracedModule, settings: _Settings) -> ModelFacts:
     draws, trained = HostDraws(model), {name: p.requires_grad for name, p in model.named_parameters()}
     with (
         _normalised(model) as values,
-        dense_outputs(model) as dense,
+        dense_outputs(model, first_count.read) as dense,
         _writing(model, first_count) as (written_names, parameters_written),
         draws.watch(),
     ):
@@ -211,7 +211,7 @@ def _facts_of(traced_module: TracedModule, settings: _Settings) -> ModelFacts:
         layers=_layers(traced_module.cut, first_count, float32, autocast),
         output=fact(output, SMALL) if isinstance(output, torch.Tensor) else grown(output, larger).flat,
         structured=not isinstance(output, torch.Tensor),
-        head=head_among(dense, output, first_count.written),
+        head=head_among(dense, output, first_count.read),
         batch_norm_values=min(values, default=None),
         noise=bool(first_count.draws),
         changed=tuple(written_names),
@@ -317,7 +317,6 @@ def _normalised(model: nn.Module) -> Iterator[list[int]]:
     """Yields the count of numbers per channel that each batch norm with batch statistics gets, of each of `SMALL`
     samples.
     """
-
     sizes: list[int] = []
 
     def note(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
@@ -394,6 +393,7 @@ class _Count(Run):
         self.astray: set[str] = set()  # parameters that are used outside of their layer
         self.checked: Collection[str] | None = None  # products of two dtypes fail, except of these
         self.draws: list[Draw] = []  # torch's random numbers
+        self.read: set[int] = set()  # memory that operations get
         self.written: set[int] = set()  # memory that operations write in place
         self.vocab: int | None = None
         self._alive: list[torch.Tensor] = []  # kept alive so that no storage's identity is used again
@@ -458,6 +458,7 @@ class _Count(Run):
             self.multiplies[self.now] = self.multiplies.get(self.now, False) or not is_of_cudnn(func)
             self.products[self.now] += sum(t.numel() * t.element_size() for t in tensors_of(result))
         for tensor in tensors_of((args, kwargs)):
+            self.read.add(storage(tensor))
             name, layers = self._users.get(storage(tensor), ("", {self.now}))
             if self.now not in layers:
                 self.astray.add(name)

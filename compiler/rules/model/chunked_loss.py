@@ -65,7 +65,10 @@ def _faults(job: JobSpec, source: SourceFacts, model: ModelGraph | None) -> Iter
         head, network = head_of(model), Note("the network", job.model.network_span)
         if head is None:
             last = model.layers[-1].kind
-            yield f"the network's output is not that of a dense layer as it is; it ends in `{last}`", network
+            fault = f"the network's output is not that of a dense layer as it is; it ends in `{last}`"
+            if last == "Linear":
+                fault += ", which has hooks, or runs twice, or whose output is read or changed"
+            yield fault, network
         elif any(is_of_adapter(q.name) for q in head.parameters):
             yield f"the head `{head.name}` has an adapter", Note("the adapter", job.model.value_span("adapter"))
 

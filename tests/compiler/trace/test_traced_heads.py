@@ -42,6 +42,31 @@ def _capped() -> Network:
     return network
 
 
+def _with_entropy(network: Network, x: Tensor) -> Tensor:
+    logits = network.head(x)
+    network.entropy = logits.detach().softmax(-1).log().mean()
+    return logits
+
+
+def _hooked(hook: Callable[[nn.Module, object, Tensor], Tensor | None]) -> Network:
+    network = Network(lambda net, x: net.head(x))
+    network.head.register_forward_hook(hook)
+    return network
+
+
+def _hooked_backward() -> Network:
+    network = Network(lambda net, x: net.head(x))
+    network.head.register_full_backward_hook(lambda *call: None)
+    return network
+
+
+def _given_a_forward() -> Network:
+    network = Network(lambda net, x: net.head(x))
+    forward = network.head.forward
+    network.head.forward = lambda input: forward(input)  # type: ignore[method-assign]
+    return network
+
+
 @pytest.mark.parametrize(
     ("make", "head"),
     [
@@ -52,6 +77,11 @@ def _capped() -> Network:
         (lambda: Network(lambda net, x: net.head(x + net.head(x).mean())), ""),  # called twice
         (lambda: Network(lambda net, x: net.head(x).tanh()), ""),
         (_capped, ""),
+        (lambda: Network(_with_entropy), ""),  # the head's logits are read
+        (lambda: _hooked(lambda module, args, output: 20 * output), ""),
+        (lambda: _hooked(lambda module, args, output: setattr(module, "largest", output.detach().max())), ""),
+        (_hooked_backward, ""),
+        (_given_a_forward, ""),
     ],
 )
 def test_a_head_is_a_dense_layer_called_once_whose_output_is_left_as_it_is(
