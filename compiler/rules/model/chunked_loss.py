@@ -9,6 +9,7 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.number_text import byte_text
 from dslc.compiler.ir.parameter_names import is_of_adapter
+from dslc.compiler.model.outputs import classes_come_first
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.losses import chunked_head, head_of, wants_chunks
 from dslc.compiler.placement.workload import Workload
@@ -69,6 +70,8 @@ def _faults(job: JobSpec, source: SourceFacts, model: ModelGraph | None) -> Iter
             if last == "Linear":
                 fault += ", which has hooks, or runs twice, or whose output is read or changed"
             yield fault, network
+        elif classes_come_first(model.output, source):
+            yield "the classes of its scores come first, and those of a dense layer come last", network
         elif any(is_of_adapter(q.name) for q in head.parameters):
             yield f"the head `{head.name}` has an adapter", Note("the adapter", job.model.value_span("adapter"))
 

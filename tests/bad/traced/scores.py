@@ -14,5 +14,13 @@ def scaled() -> nn.Module:
     return network
 
 
+def classes_first() -> nn.Module:
+    return nn.Sequential(nn.ReLU(), nn.Linear(ROWS, ROWS))
+
+
 def samples() -> list[tuple[Tensor, int]]:
     return [(torch.zeros(CLASSES, ROWS), 0)] * 16
+
+
+def rows() -> list[tuple[Tensor, Tensor]]:
+    return [(torch.zeros(CLASSES, ROWS), torch.zeros(ROWS, dtype=torch.int64))] * 16
