@@ -10,7 +10,8 @@ Contract: `quantize` gives torchao's codes, scalers and factors, bit for bit, an
 `get_original_weight` and `dequantize` give. Quantized are the dense layers whose weight is frozen, but the head, as by
 bitsandbytes: the output embedding of a `transformers` network, or else the last dense layer.
 
-Limits: a weight of nf4 has a multiple of 64 numbers; torchao pads no block.
+Limits: a weight of nf4 has a multiple of 64 numbers; torchao pads no block. A layer that stays dense and that the file
+lacks begins as its own `reset_parameters` has it, without a parent's changes (transformers_model.py).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from dslc.compiler.ir.tensors import NF4_BLOCK, Quantization, QuantizedWeight
 from dslc.compiler.trace.private_torch import FakeTensor, own_parameters
 from dslc.runtime.model.errors import ModelError
 from dslc.runtime.model.tensor_names import seed_of
+from dslc.runtime.process.vision_library import let_torchvision_load
 
 _TABLE = 16  # values that the codes of nf4 stand for
 
@@ -195,17 +197,26 @@ def _head(module: nn.Module, dense: list[nn.Module]) -> nn.Module | None:
 
 @contextmanager
 def dense_layers_without_memory() -> Iterator[None]:
-    """Makes `nn.Linear` layers on the meta device, so that a large model is never whole; `give_memory` ends that."""
-    make = nn.Linear.__init__
+    """Makes dense layers on the meta device, so that those of a large model never all have memory; `give_memory` ends
+    that.
+    """
+    let_torchvision_load()  # which transformers imports
+    from transformers.pytorch_utils import Conv1D
+
+    make, make_transposed = nn.Linear.__init__, Conv1D.__init__
 
     def make_on_meta(self: nn.Linear, *args: Any, **options: Any) -> None:
         make(self, *args, **{"device": "meta"} | {name: value for name, value in options.items() if value is not None})
 
-    nn.Linear.__init__ = make_on_meta  # type: ignore[method-assign]
+    def make_transposed_on_meta(self: Any, *args: Any, **options: Any) -> None:
+        with torch.device("meta"):
+            make_transposed(self, *args, **options)
+
+    nn.Linear.__init__, Conv1D.__init__ = make_on_meta, make_transposed_on_meta  # type: ignore[method-assign]
     try:
         yield
     finally:
-        nn.Linear.__init__ = make  # type: ignore[method-assign]
+        nn.Linear.__init__, Conv1D.__init__ = make, make_transposed  # type: ignore[method-assign]
 
 
 def give_memory(module: nn.Module, weights: Iterable[QuantizedWeight], seed: int) -> None:
@@ -214,17 +225,20 @@ def give_memory(module: nn.Module, weights: Iterable[QuantizedWeight], seed: int
     """
     quantized = {base_name(form.name).rpartition(".")[0] for form in weights}
     for name, part in module.named_modules():
-        if not isinstance(part, nn.Linear) or not part.weight.is_meta:
+        if not (isinstance(part, nn.Linear) or _is_dense(name, part)):
+            continue
+        layer: Any = part
+        if not layer.weight.is_meta:
             continue
         if name in quantized:
-            part.weight = nn.Parameter(torch.zeros(()).expand(part.weight.shape), requires_grad=False)
-            if part.bias is not None:
-                part.bias = nn.Parameter(torch.zeros(part.bias.shape))
+            layer.weight = nn.Parameter(torch.zeros(()).expand(layer.weight.shape), requires_grad=False)
+            if layer.bias is not None:
+                layer.bias = nn.Parameter(torch.zeros(layer.bias.shape))
             continue
-        part.to_empty(device="cpu")
+        layer.to_empty(device="cpu")
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed_of(seed, name))
-            part.reset_parameters()
+            layer.reset_parameters()
 
 
 def quantize_layers(module: nn.Module, weights: Iterable[QuantizedWeight], *, initial: bool = False) -> nn.Module:

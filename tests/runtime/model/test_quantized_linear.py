@@ -147,3 +147,25 @@ def test_layers_that_stay_dense_begin_as_the_library_has_it_on_each_plan() -> No
     for name in ("classifier.weight", "classifier.bias", "bert.encoder.layer.0.output.dense.weight"):
         assert torch.equal(whole[name], in_parts[name]), name
     assert abs(whole["classifier.weight"].std() - 0.02) < 0.001 and not whole["classifier.bias"].any()
+
+
+def test_transposed_layers_take_no_memory_before_they_are_quantized() -> None:
+    """The dense layers of GPT-2 are made without memory; one that trains then has the library's numbers."""
+    sizes = {"n_layer": 1, "n_embd": 64, "n_head": 2, "vocab_size": 40, "n_positions": 12}
+    network = TransformersStep(name="gpt2", arguments=sizes)
+    with dense_layers_without_memory():
+        made = build_transformers(network)
+    forms = quantizable(made.requires_grad_(False), "int8")
+    assert len(forms) == 4 and all(made.get_parameter(form.name).is_meta for form in forms)
+    adapter = AdapterStep(rank=4, targets=("*c_attn",), save=("transformer.h.0.mlp.c_fc",), alpha=8.0)
+    with torch.device("meta"):
+        forms = quantizable(add(build_transformers(network), adapter, 0), "int8")
+    whole, in_parts = (
+        build_model(ModelStep(transformers=network, adapter=adapter, quantized=forms, reset=reset), "cpu")
+        for reset in (False, True)
+    )
+    assert not any(tensor.is_meta for tensor in whole.state_dict().values()) and len(forms) == 3
+    layer: Any = whole.get_submodule("transformer.h.0.mlp.c_fc")
+    assert torch.equal(layer.weight, in_parts.get_parameter("transformer.h.0.mlp.c_fc.weight"))
+    assert abs(layer.weight.std() - 0.02) < 0.001 and not layer.bias.any()
+    assert whole(torch.zeros(1, 5, dtype=torch.int64)).isfinite().all()
