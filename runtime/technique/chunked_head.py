@@ -12,7 +12,8 @@ the target's logit (Shoeybi et al. 2019, arXiv:1909.08053), chunk by chunk.
 
 Contract: losses and gradients are those of `torch.nn.functional.cross_entropy` within rounding. Products have the
 precision of autocast; softmax, losses, and the sum of the weight's gradients over the chunks have float32 at least. A
-target that is ignored has the loss 0. Without targets the head gives logits, as ever.
+target that is ignored has the loss 0. One that is no class is an error on the CPU, and an assertion of the kernel on a
+GPU. Without targets the head gives logits, as ever.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class ChunkedHead(nn.Linear):
             )
         if hasattr(self.weight, "device_mesh"):
             return self._sharded_losses(input, self.targets)  # type: ignore[arg-type]
-        return _losses(self.step, input, self.weight, self.bias, self.targets)
+        return compute_losses(self.step, input, self.weight, self.bias, self.targets)
 
     def _sharded_losses(self, input: DTensor, targets: Tensor) -> Tensor:
         """Returns the losses on ranks that have some classes each: the same on all of them."""
@@ -61,7 +62,7 @@ class ChunkedHead(nn.Linear):
         weight, bias = self.weight, self.bias
         assert isinstance(weight, DTensor) and (bias is None or isinstance(bias, DTensor))
         mesh, classes = weight.device_mesh, weight.to_local()
-        losses = _losses(
+        losses = compute_losses(
             self.step,
             input.to_local(grad_placements=[Partial()]),  # of each rank's classes
             classes,
@@ -113,7 +114,7 @@ def _head(model: nn.Module, step: LossStep) -> nn.Module | None:
         return None
 
 
-def _losses(
+def compute_losses(
     step: LossStep,
     input: Tensor,
     weight: Tensor,
@@ -161,13 +162,16 @@ class _Settings:
         return None if self.ignore is None else targets != self.ignore
 
     def own_classes(self, targets: Tensor, mask: Tensor | None, classes: int) -> tuple[Tensor, Tensor | None]:
-        """Returns the place of each target among this rank's classes, or any place, and which targets are there."""
-        own = mask
+        """Returns the place of each target among this rank's classes, or any place, and which targets are there. A
+        target that is no class has no place on any rank.
+        """
+        own, place = mask, targets
         if self.group is not None:
-            targets = targets - self.first
-            here = (targets >= 0) & (targets < classes)
+            place = targets - self.first
+            here = (place >= 0) & (place < classes)
+            place = place.masked_fill((targets >= 0) & (targets < self.classes) & ~here, 0)
             own = here if mask is None else here & mask
-        return (targets if own is None else targets.masked_fill(~own, 0)).unsqueeze(1), own
+        return (place if mask is None else place.masked_fill(~mask, 0)).unsqueeze(1), own
 
 
 class _ChunkedLoss(torch.autograd.Function):

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dslc.compiler.ir.program import LossStep
 from dslc.compiler.trace.structures import tensors
 from dslc.runtime.model.errors import LossError
-from dslc.runtime.model.losses import loss_sum
+from dslc.runtime.model.losses import as_rank_0, loss_sum
 from dslc.runtime.technique import chunked_head
 
 SEQUENCES, LENGTH, WIDTH, CLASSES, CHUNKS = 3, 17, 12, 29, 4
@@ -124,3 +124,22 @@ def test_targets_have_to_be_one_for_each_input() -> None:
     with pytest.raises(LossError, match=expected), chunked_head.computes_losses(model, step, targets[:, 1:]):
         model(inputs)
     assert model(inputs).dim() == 3
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_target_that_is_no_class_of_any_rank_is_an_error(smoothing: float) -> None:
+    weight = torch.randn(CLASSES, WIDTH)
+    inputs, targets = _batch(-100)
+    targets[1, 0] = CLASSES  # the first class of the second rank
+    with as_rank_0(2):
+        world = torch.distributed.group.WORLD
+
+        def losses(one: int) -> Tensor:
+            targets[1, 1] = one
+            step = _step(smoothing, -100)
+            return chunked_head.compute_losses(step, inputs, weight, None, targets, first=0, group=world)
+
+        assert losses(2 * CLASSES - 1).isfinite().all()
+        for one in (2 * CLASSES, -1):
+            with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+                losses(one)
