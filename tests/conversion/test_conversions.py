@@ -42,7 +42,8 @@ OPTIMIZERS = [
     (
         "deepspeed",
         "muon",
-        'muon(lr = 0.001, adamw = ["*embed*", "*lm_head*"], adamw_lr = 0.001, adamw_betas = [0.95, 0.98])',
+        'muon(lr = 0.001, momentum = 0.95, weight_decay = 0, adamw = ["*embed*", "*lm_head*"], adamw_lr = 0.001, '
+        "adamw_betas = [0.95, 0.98], adamw_eps = 1e-10)",
         "",
     ),
     ("transformers", "lion_32bit", "lion(lr = 0.001, betas = [0.9, 0.999])", ""),
@@ -94,6 +95,27 @@ def test_keys_of_quantization_agree_or_contradict(
     else:
         weights = f'weights = pretrained("./base", quantize = {kind})'
         assert not draft.report.errors and weights in " ".join(job_text(draft, "converted").split())
+
+
+@pytest.mark.parametrize(
+    ("stage", "more", "zero"),
+    [(1, {}, 1), (2, {}, 1), (3, {}, 1), (1, {"bf16": {"enabled": True}}, 0), (2, {"sequence_parallel_size": 2}, 0)],
+)
+def test_muon_keeps_whole_matrices(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stage: int, more: dict[str, object], zero: int
+) -> None:
+    """Stages of ZeRO that `muon` has not become the next that it has, and the report says so."""
+    parameters = {"muon_lr": 0.01, "lr": 1e-3, "eps": 1e-9, "momentum": 0.9, "nesterov": False}
+    config = {"optimizer": {"type": "Muon", "params": parameters}, "zero_optimization": {"stage": stage}}
+    (tmp_path / "config.json").write_text(json.dumps({"train_batch_size": 8, **config, **more}))
+    monkeypatch.chdir(tmp_path)
+    draft = convert(["config.json"])
+    text, lines = " ".join(job_text(draft, "converted").split()), "\n".join(key_lines(draft))
+    call = 'muon(lr = 0.01, momentum = 0.9, weight_decay = 0, adamw = ["*embed*", "*lm_head*"], adamw_lr = 0.001, '
+    assert f"optimizer = {call}adamw_betas = [0.9, 0.95], adamw_eps = 1e-9)" in text
+    assert f"zero = {zero} #" in text and ("`muon` needs whole matrices" in lines) is (zero != stage)
+    assert "optimizer.params.nesterov " in lines and "does not read it" in lines
+    assert "`adamw_betas = [0.9, 0.95]`" in " ".join(diagnostic.message for diagnostic in draft.report)
 
 
 def test_each_diagnostic_is_an_annotation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -244,28 +244,71 @@ def _read_optimizer(reader: KeyReader) -> None:
         reader.draft.set("train.optimizer", "", f"{kind} is not there: adamw, or python(…) of yours")
     if call.word != "adamw" or kind in ("adam", "adamw"):
         reader.carry("optimizer.type", f"train.optimizer = {call.word}(…)")
-    reader.draft.optimizer = _with_parameters(reader, call)
+    reader.draft.optimizer = call if kind == "muon" else _with_parameters(reader, call)
+    _read_norm(reader)
+
+
+# Arguments of `muon`: the keys that state each, the first that the file has, and DeepSpeed's default.
+_MUON: dict[str, tuple[tuple[str, ...], Json]] = {
+    "lr": (("muon_lr", "lr"), 0.02),
+    "momentum": (("momentum",), 0.95),
+    "weight_decay": (("weight_decay",), 0),
+    "adamw_lr": (("adam_lr", "lr"), 3e-4),
+    "adamw_betas": (("betas",), [0.9, 0.95]),
+    "adamw_eps": (("eps",), 1e-10),
+}
 
 
 def _read_muon(reader: KeyReader) -> CallDraft:
-    """Returns Muon with the rates of both kinds of parameters, which DeepSpeed tells apart by their names."""
-    arguments = {"adamw": '["*embed*", "*lm_head*"]'}
-    for key, argument in (("muon_lr", "lr"), ("adam_lr", "adamw_lr")):
-        stated = reader.number(f"{_OPTIMIZER}.{key}") or reader.number(f"{_OPTIMIZER}.lr")
-        if stated:
-            arguments[argument] = value_text(stated)
-            reader.carry(f"{_OPTIMIZER}.{key}", f"train.optimizer.{argument} = {arguments[argument]}")
+    """Returns Muon with the arguments of both kinds of parameters, which DeepSpeed tells apart by their names."""
+    arguments: dict[str, str] = {}
+    carried: dict[str, list[str]] = {}
+    for argument, (keys, default) in _MUON.items():
+        key = next((key for key in keys if reader.has(f"{_OPTIMIZER}.{key}")), "")
+        path = f"{_OPTIMIZER}.{key}"
+        value = _read_betas(reader, argument) if key == "betas" else reader.number(path) if key else default
+        if (value == 0 and argument in ("lr", "adamw_lr", "adamw_eps")) or (
+            key == "momentum" and (reader.number(path) or 0) >= 1
+        ):
+            reader.name(path, f"`muon` has no such value of `{argument}`")
+        elif value is not None:
+            arguments[argument] = value_text(value)
+            carried.setdefault(path, []).append(f"train.optimizer.{argument} = {arguments[argument]}")
+        if not key:
+            reader.defaults.append(f"`{argument} = {value_text(default)}`")
+    for path, texts in carried.items():
+        reader.carry(path, ", ".join(texts))
+    arguments["adamw"] = '["*embed*", "*lm_head*"]'
+    for key in ("nesterov", "ns_steps", "amsgrad"):
+        reason = "DeepSpeed's Muon does not read it: it has Nesterov's momentum and 5 iterations, as `muon` by default"
+        reader.name(f"{_OPTIMIZER}.{key}", reason)
+    _read_zero_of_muon(reader)
     reader.note_default(
         "optimizer.type",
         "DeepSpeed's Muon takes all parameters of at least two dimensions, but for names with `embed` and `lm_head`",
         "`adamw` of `muon(…)` names the same matrices; kernels of convolutions belong to AdamW in a job",
     )
-    return CallDraft("muon", arguments)
+    order = ("lr", "momentum", "weight_decay", "adamw", "adamw_lr", "adamw_betas", "adamw_eps")
+    return CallDraft("muon", {name: arguments[name] for name in order if name in arguments})
+
+
+def _read_zero_of_muon(reader: KeyReader) -> None:
+    """Chooses the stage of ZeRO with which ranks have whole matrices."""
+    stage = reader.whole_number(f"{_ZERO}.stage", least=0) or 0
+    draft = reader.draft
+    is_low = "O2" in draft.settings.get("train.precision", ConvertedSetting("")).text
+    has_parts = is_low or draft.axes.get("pipeline", 1) > 1 or draft.axes.get("context", 1) > 1
+    fine = 0 if has_parts else 1
+    if stage > fine:
+        draft.set("parallelism.zero", str(fine), f"{_ZERO}.stage = {stage}, under which ranks would have parts")
+        reader.name(f"{_ZERO}.stage", f"`muon` needs whole matrices: `zero = {fine}` has the same numbers")
+    if draft.axes.get("tensor", 1) > 1:
+        reader.name("tensor_parallel.autotp_size", "`muon` needs whole matrices, and a tensor axis cuts them (E0723)")
 
 
 # Arguments that some optimizers alone have.
 _ONLY_IN = {
-    "momentum": ("sgd", "rmsprop", "muon"),
+    "momentum": ("sgd", "rmsprop"),
     "alpha": ("rmsprop",),
     "eps": ("adam", "adamw", "nadam", "adagrad", "rmsprop", "onebit_adam"),
 }
@@ -286,41 +329,38 @@ def _with_parameters(reader: KeyReader, call: CallDraft) -> CallDraft:
             continue
         arguments[key] = value_text(value)
         reader.carry(path, f"train.optimizer.{key} = {arguments[key]}")
-    betas = reader.value(f"{_OPTIMIZER}.betas")
-    if isinstance(betas, list) and len(betas) == 2 and all(isinstance(b, int | float) and 0 <= b < 1 for b in betas):
-        arguments["betas"] = value_text([float(beta) for beta in betas if isinstance(beta, int | float)])
-        reader.carry(f"{_OPTIMIZER}.betas", f"train.optimizer.betas = {arguments['betas']}")
-    elif betas is not None:
-        reader.name(f"{_OPTIMIZER}.betas", "betas are two numbers from 0 up to 1")
-    norm = reader.number(f"{_OPTIMIZER}.max_grad_norm")
-    if norm and not reader.has("gradient_clipping"):
-        reader.put(f"{_OPTIMIZER}.max_grad_norm", "train.clip", value_text(norm))
-    elif norm is not None:
-        reader.name(f"{_OPTIMIZER}.max_grad_norm", "`gradient_clipping` is carried in its place")
+    betas = _read_betas(reader, "betas")
+    if betas is not None:
+        arguments["betas"] = value_text(betas)
     for flag in ("amsgrad", "nesterov"):
         if reader.flag(f"{_OPTIMIZER}.{flag}") is not None:
             reader.imply(f"{_OPTIMIZER}.{flag}", "false is the default")
             if reader.flag(f"{_OPTIMIZER}.{flag}"):
                 arguments[flag] = "true"
                 reader.carry(f"{_OPTIMIZER}.{flag}", f"train.optimizer.{flag} = true")
-    order: tuple[str, ...] = (
-        "lr",
-        "momentum",
-        "nesterov",
-        "alpha",
-        "betas",
-        "eps",
-        "weight_decay",
-        "amsgrad",
-        "freeze",
-    )
+    order = ("lr", "momentum", "nesterov", "alpha", "betas", "eps", "weight_decay", "amsgrad", "freeze")
     merged = {**call.arguments, **arguments}
-    if call.word == "muon":  # its own rate goes before the rate of all
-        order = ("lr", "momentum", "weight_decay", "adamw", "adamw_lr", "adamw_betas")
-        merged.update(call.arguments)
-        if "betas" in arguments:
-            merged["adamw_betas"] = arguments["betas"]
     return replace(call, arguments={name: merged[name] for name in order if name in merged})
+
+
+def _read_betas(reader: KeyReader, argument: str) -> list[Json] | None:
+    """Returns the two betas, which the `argument` of the optimizer has."""
+    betas = reader.value(f"{_OPTIMIZER}.betas")
+    if isinstance(betas, list) and len(betas) == 2 and all(isinstance(b, int | float) and 0 <= b < 1 for b in betas):
+        numbers: list[Json] = [float(beta) for beta in betas if isinstance(beta, int | float)]
+        reader.carry(f"{_OPTIMIZER}.betas", f"train.optimizer.{argument} = {value_text(numbers)}")
+        return numbers
+    if betas is not None:
+        reader.name(f"{_OPTIMIZER}.betas", "betas are two numbers from 0 up to 1")
+    return None
+
+
+def _read_norm(reader: KeyReader) -> None:
+    norm = reader.number(f"{_OPTIMIZER}.max_grad_norm")
+    if norm and not reader.has("gradient_clipping"):
+        reader.put(f"{_OPTIMIZER}.max_grad_norm", "train.clip", value_text(norm))
+    elif norm is not None:
+        reader.name(f"{_OPTIMIZER}.max_grad_norm", "`gradient_clipping` is carried in its place")
 
 
 _SCHEDULES = {
