@@ -103,7 +103,7 @@ def _traced_model(trial: Trial, call: PythonNetwork) -> Findings[ModelFacts | No
         from dslc.compiler.trace.devices import named_gpus
         from dslc.compiler.trace.instantiate import facts_of_made
 
-        adapted_module = _with_adapter(trial, counted_once(construct))
+        adapted_module = _add_adapter(trial, counted_once(construct))
         with named_gpus(trial.job):
             return to_json(
                 _trace_module(trial, adapted_module, real) if _is_called(trial) else facts_of_made(adapted_module)
@@ -402,7 +402,7 @@ def _traced_transformers(trial: Trial, network: TransformersNetwork) -> Findings
                 )
             return model
 
-        facts = _trace_module(trial, _with_adapter(trial, make), real)
+        facts = _trace_module(trial, _add_adapter(trial, make), real)
         return to_json(replace(facts, padding=None if step.structured else padding[0]))
 
     import_torch_for_children()
@@ -431,14 +431,14 @@ _FAULT = "fault of the adapter"
 _MOST = 2_000  # names that a child tells
 
 
-def _with_adapter(trial: Trial, construct: Callable[[], UserValue]) -> Callable[[], UserValue]:
+def _add_adapter(trial: Trial, construct: Callable[[], UserValue]) -> Callable[[], UserValue]:
     """Returns a function that makes the module of `construct` with the job's adapter."""
     step, start = trial.steps.adapter, trial.job.model.start
     kind: Quantization | None = start.quantize if start is not None else None  # type: ignore[assignment]
     if step is None:
         return construct
 
-    def adapted() -> UserValue:
+    def construct_with_adapter() -> UserValue:
         from torch import nn
 
         from dslc.runtime.model.adapters import add
@@ -453,7 +453,7 @@ def _with_adapter(trial: Trial, construct: Callable[[], UserValue]) -> Callable[
 
         return quantize_layers(adapted_module, quantizable(adapted_module, kind), initial=True)
 
-    return adapted
+    return construct_with_adapter
 
 
 def _preload_adapters(job: JobSpec) -> None:

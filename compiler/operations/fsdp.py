@@ -87,38 +87,40 @@ def _gathers(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[Step
         ahead = makes_outputs_ahead(place.job, place.layout)
         row = list(row_without_pipeline(place.layout.microbatches, place.sharding.reshard, outputs_early=ahead))
     for stage, units in units_by_stage(place):
-        own = {name: each for name, each in weights.items() if each.stage == stage}
+        stage_weights = {name: entry for name, entry in weights.items() if entry.stage == stage}
         repeated = _gathered_again(place, stage, units) if place.sharding.reshard else set()
         apart = [unit.name in repeated for unit in units if unit.parameters]
-        again = frozenset(name for name, is_repeated in zip(own, apart, strict=True) if is_repeated)
-        for (moment, missing), occurrences in _gathers_by_row(row, stage, own, again).items():
-            names = [name for name in own if name in missing]
-            for dtype in dict.fromkeys(own[name].dtype for name in names):
-                alike = [name for name in names if own[name].dtype == dtype]
+        regathered_names = frozenset(
+            name for name, is_repeated in zip(stage_weights, apart, strict=True) if is_repeated
+        )
+        for (moment, missing), occurrences in _gathers_by_row(row, stage, stage_weights, regathered_names).items():
+            names = [name for name in stage_weights if name in missing]
+            for dtype in dict.fromkeys(stage_weights[name].dtype for name in names):
+                same_dtype_names = [name for name in names if stage_weights[name].dtype == dtype]
                 yield operation(
                     "all_gather",
                     Payload.PARAMETERS,
                     place.shards,
                     moment,
-                    [own[name].sent_bytes for name in alike],
+                    [stage_weights[name].sent_bytes for name in same_dtype_names],
                     dtype=dtype or "",
                     times=len(occurrences),
                     stage=stage,
                     occurrences=tuple(occurrences),
-                    weights=alike,
+                    weights=same_dtype_names,
                 )
 
 
 def _gathers_by_row(
-    row: Sequence[Issue], stage: int, own: Mapping[str, Weights], again: frozenset[str]
+    row: Sequence[Issue], stage: int, weights: Mapping[str, Weights], regathered_names: frozenset[str]
 ) -> dict[tuple[Moment, frozenset[str]], list[int]]:
     """Returns the weights that are gathered together, each with the actions of the stage that gather them.
 
     All are gathered ahead of the first action of the stage. A forward pass frees some, which the backward pass gathers
     again; a backward pass frees none.
     """
-    everything = frozenset(own)
-    freed = frozenset(name for name, each in own.items() if each.freed)
+    everything = frozenset(weights)
+    freed = frozenset(name for name, entry in weights.items() if entry.freed)
     present = frozenset[str]()
     seen: Counter[Moment] = Counter()
     gathers: dict[tuple[Moment, frozenset[str]], list[int]] = {}
@@ -129,7 +131,7 @@ def _gathers_by_row(
             present = frozenset()
             continue
         moment = m.UNSHARD if issue.kind == "UNSHARD" else m.BEFORE_USE
-        wanted = everything if issue.kind in ("UNSHARD", "E", "F") else again
+        wanted = everything if issue.kind in ("UNSHARD", "E", "F") else regathered_names
         if missing := wanted - present:
             gathers.setdefault((moment, missing), []).append(seen[moment])
         seen[moment] += 1

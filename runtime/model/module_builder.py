@@ -98,7 +98,7 @@ def own_model(step: ModelStep) -> nn.Module:
 
         with mark_errors(step.transformers.line), under_seed(step.seed), _without_quantized_weights(step):
             user_module = build_transformers(step.transformers)
-        return _adapted(user_module, step)
+        return _add_adapter(user_module, step)
     assert step.python is not None
     with mark_errors(step.python.line):
         function = load_function(step.python)
@@ -111,7 +111,7 @@ def own_model(step: ModelStep) -> nn.Module:
             f"{_article(type(module).__name__)}"
         )
     make_contiguous(module, dense=True)
-    return _adapted(module.train(), step)
+    return _add_adapter(module.train(), step)
 
 
 def make_contiguous(module: nn.Module, *, dense: bool = False) -> None:
@@ -126,7 +126,7 @@ def make_contiguous(module: nn.Module, *, dense: bool = False) -> None:
                 tensor.data = tensor.detach().clone(memory_format=torch.contiguous_format)
 
 
-def _adapted(module: nn.Module, step: ModelStep) -> nn.Module:
+def _add_adapter(module: nn.Module, step: ModelStep) -> nn.Module:
     if step.adapter is None:
         return module
     from dslc.runtime.model.adapters import add

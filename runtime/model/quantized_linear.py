@@ -158,11 +158,11 @@ def quantizable(module: nn.Module, kind: Quantization) -> tuple[QuantizedWeight,
     weights = tuple(_weights(module, kind))
     if not weights:
         raise QuantizationError("no dense layer but the head has a frozen weight")
-    for each in weights:
-        if kind == "nf4" and prod(each.shape) % NF4_BLOCK:
-            shape = " x ".join(map(str, each.shape))
+    for form in weights:
+        if kind == "nf4" and prod(form.shape) % NF4_BLOCK:
+            shape = " x ".join(map(str, form.shape))
             raise QuantizationError(
-                f"`{base_name(each.name)}` has {shape} numbers, which are no multiple of {NF4_BLOCK}"
+                f"`{base_name(form.name)}` has {shape} numbers, which are no multiple of {NF4_BLOCK}"
             )
     return weights
 

@@ -78,10 +78,10 @@ def test_a_layer_multiplies_as_one_with_the_dequantized_weight(kind: Quantizatio
     quantized.weight.data.copy_(quantize(layer.weight, form))
     layer.weight.data.copy_(dequantize(quantized.weight, form))
     results = []
-    for each in (layer, quantized):
+    for module in (layer, quantized):
         input = torch.randn(5, 64, generator=torch.Generator().manual_seed(2), requires_grad=True)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=low):
-            output = each(input)
+            output = module(input)
         output.float().square().sum().backward()
         assert input.grad is not None
         results.append((output.detach().float(), input.grad))
