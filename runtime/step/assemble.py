@@ -180,7 +180,7 @@ def _engine(job: JobProgram, model: nn.Module, device: torch.device, stages: Seq
 def _apply(job: JobProgram, plain: nn.Module, device: torch.device) -> None:
     """Applies the techniques that change the modules of a model in place."""
     frozen.freeze(job.model, plain)  # before any engine, which handles only parameters that train
-    chunked_head.apply(job.loss, plain, compiles=bool(job.compiled))
+    chunked_head.apply(job.loss, plain, is_whole=job.pipeline is None, compiles=bool(job.compiled))
     if job.sync_batch_norm:
         # Before the engine, which wraps the module as it is.
         batch_norm.synchronise(plain, mesh_of(job).group("data", "context"))

@@ -53,7 +53,7 @@ class ChunkedHead(nn.Linear):
             )
         if hasattr(self.weight, "device_mesh"):
             return self._sharded_losses(input, self.targets)  # type: ignore[arg-type]
-        return compute_losses(self.step, input, self.weight, self.bias, self.targets)
+        return compute_in_chunks(self.step, input, self.weight, self.bias, self.targets)
 
     def _sharded_losses(self, input: DTensor, targets: Tensor) -> Tensor:
         """Returns the losses on ranks that have some classes each: the same on all of them."""
@@ -62,7 +62,7 @@ class ChunkedHead(nn.Linear):
         weight, bias = self.weight, self.bias
         assert isinstance(weight, DTensor) and (bias is None or isinstance(bias, DTensor))
         mesh, classes = weight.device_mesh, weight.to_local()
-        losses = compute_losses(
+        losses = compute_in_chunks(
             self.step,
             input.to_local(grad_placements=[Partial()]),  # of each rank's classes
             classes,
@@ -74,12 +74,13 @@ class ChunkedHead(nn.Linear):
         return DTensor.from_local(losses, mesh, [Replicate()], run_check=False)
 
 
-def apply(step: LossStep, model: nn.Module, *, compiles: bool = False) -> None:
-    """Makes the head of the model compute losses in chunks; a part of a model may lack it. `compiles`: torch.compile
-    takes the head's surroundings, and leaves the head out.
+def apply(step: LossStep, model: nn.Module, *, is_whole: bool = True, compiles: bool = False) -> None:
+    """Makes the head of the model compute losses in chunks; a model that is not whole may lack it. `compiles`:
+    torch.compile takes the head's surroundings, and leaves the head out.
     """
     head = _head(model, step) if step.head else None
     if head is None:
+        assert not step.head or not is_whole, f"the model has no `{step.head}`"
         return
     assert type(head) is nn.Linear, "the compiler admits a dense layer alone"
     head.__class__ = ChunkedHead
@@ -114,7 +115,7 @@ def _head(model: nn.Module, step: LossStep) -> nn.Module | None:
         return None
 
 
-def compute_losses(
+def compute_in_chunks(
     step: LossStep,
     input: Tensor,
     weight: Tensor,

@@ -126,6 +126,15 @@ def test_targets_have_to_be_one_for_each_input() -> None:
     assert model(inputs).dim() == 3
 
 
+def test_only_a_part_of_a_model_may_lack_the_head() -> None:
+    body = _network(False)[:1]
+    with pytest.raises(AssertionError, match="the model has no `1`"):
+        chunked_head.apply(_step(), body)
+    chunked_head.apply(_step(), body, is_whole=False)
+    with chunked_head.computes_losses(body, _step(), _batch(None)[1]):
+        assert body(_batch(None)[0]).shape == (SEQUENCES, LENGTH, WIDTH)
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_a_target_that_is_no_class_of_any_rank_is_an_error(smoothing: float) -> None:
     weight = torch.randn(CLASSES, WIDTH)
@@ -137,7 +146,7 @@ def test_a_target_that_is_no_class_of_any_rank_is_an_error(smoothing: float) -> 
         def losses(one: int) -> Tensor:
             targets[1, 1] = one
             step = _step(smoothing, -100)
-            return chunked_head.compute_losses(step, inputs, weight, None, targets, first=0, group=world)
+            return chunked_head.compute_in_chunks(step, inputs, weight, None, targets, first=0, group=world)
 
         assert losses(2 * CLASSES - 1).isfinite().all()
         for one in (2 * CLASSES, -1):
