@@ -15,8 +15,8 @@ from dslc.dsl.words import plural
 
 
 def check_conversations(job: JobSpec, source: SourceFacts) -> Iterator[Diagnostic]:
-    for alone, facts in each_source(job, source):
-        chat = alone.data.source
+    for source_job, facts in each_source(job, source):
+        chat = source_job.data.source
         if isinstance(chat, c.Chat):
             yield from _check_source(job, chat)
             yield from _note_counts(chat, facts)

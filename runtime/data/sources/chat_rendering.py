@@ -82,7 +82,8 @@ class ConversationRenderer:
 
     def render(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> RenderedConversation:
         """Returns the tokens of a conversation of at least one message. Raises ConversationError."""
-        messages, named = list(messages), {"tools": list(tools)} if tools else {}
+        messages = list(messages)
+        named: dict[str, object] = {"tools": list(tools)} if tools else {}
         if self._train_on == "assistant" and not self._marks_answers:
             return self._render_by_prefixes(messages, named)
         marked = self._train_on == "assistant"

@@ -106,8 +106,8 @@ def _message(message: object, place: str) -> Message:
     if isinstance(content, str) and (half := _LONE_SURROGATE.search(content)):
         what = f"the content has {half[0]!r}, one half of a surrogate pair, which is no text"
         raise ConversationError(f"{place}: {what}", "the text in UTF-8, or both halves of the pair")
-    others = {key: value for key, value in message.items() if key not in ("role", "from", "content", "value")}
-    return {"role": role, "content": content, **others}
+    extra_fields = {key: value for key, value in message.items() if key not in ("role", "from", "content", "value")}
+    return {"role": role, "content": content, **extra_fields}
 
 
 def _kind(value: object) -> str:

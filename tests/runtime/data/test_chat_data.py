@@ -69,10 +69,10 @@ def make_job(folder: Path, arguments: str = "", lines: list[str] | None = None) 
 
 def encoded(row: dict[str, Any], **more: Any) -> tuple[list[int], list[int]]:
     """Returns tokens and assistant mask by `transformers`."""
-    made = load_tokenizer(str(TOKENIZER)).apply_chat_template(
+    encoding = load_tokenizer(str(TOKENIZER)).apply_chat_template(
         row["messages"], tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **more
     )
-    return made["input_ids"], made["assistant_masks"]
+    return encoding["input_ids"], encoding["assistant_masks"]
 
 
 # ------------------------------------------------------------------------------------------------------- rendering
@@ -168,7 +168,7 @@ def test_a_sequence_has_the_tokens_of_its_conversation_and_its_targets(tmp_path:
     inputs, targets = open_source(program.data).train.batch(torch.arange(24))
     assert program.loss.counts == "kept" and inputs.shape == targets.shape == (24, 64)
     for row, input, target in zip(rows(), inputs.tolist(), targets.tolist(), strict=False):
-        tokens, mask = (each[:64] for each in encoded(row))
+        tokens, mask = (values[:64] for values in encoded(row))
         fill = 64 - len(tokens)
         kept = [token if counts else -100 for token, counts in zip(tokens, mask, strict=True)][1:]
         assert input == tokens + [FILLER] * fill and target == kept + [-100] * (fill + 1)
@@ -190,12 +190,12 @@ def test_packed_conversations_train_as_each_alone(tmp_path: Path) -> None:
 
     assert alone.model.documents is None and packed.model.documents == FILLER
     assert packed.data.train_samples < alone.data.train_samples == 24
-    each = trained(alone)
+    alone_result = trained(alone)
     documents.apply(packed.model.documents, model)
-    together = trained(packed)
-    assert together[1] == each[1]
-    assert together[0] == pytest.approx(each[0], rel=1e-5)
-    for one, other in zip(together[2], each[2], strict=True):
+    packed_result = trained(packed)
+    assert packed_result[1] == alone_result[1]
+    assert packed_result[0] == pytest.approx(alone_result[0], rel=1e-5)
+    for one, other in zip(packed_result[2], alone_result[2], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
