@@ -68,14 +68,16 @@ def sharding_span(job: JobSpec, layout: Layout) -> Span | None:
     return job.parallelism.value_span(beside)
 
 
-def or_else(job: JobSpec, layout: Layout, *fine: Engine) -> str:
+def or_else(job: JobSpec, layout: Layout, *fine: Engine, copies: bool = False) -> str:
     """Returns the change of `less_sharded` as a further advice; "" if there is none."""
-    change = less_sharded(job, layout, *fine)
+    change = less_sharded(job, layout, *fine, copies=copies)
     return remedy("; or ", change) if change is not None else ""
 
 
-def less_sharded(job: JobSpec, layout: Layout, *fine: Engine) -> Edit | None:
-    """Returns the first change, if one is enough, after which the engine is one of `fine`."""
+def less_sharded(job: JobSpec, layout: Layout, *fine: Engine, copies: bool = False) -> Edit | None:
+    """Returns the first change, if one is enough, after which the engine is one of `fine`, or with `copies` any one
+    under which each rank has a full copy.
+    """
     parallelism, train = job.parallelism, job.train
     changes = {
         set_field("parallelism.zero", zero): replace(job, parallelism=replace(parallelism, zero=zero))
@@ -84,7 +86,8 @@ def less_sharded(job: JobSpec, layout: Layout, *fine: Engine) -> Edit | None:
     if isinstance(train.precision, Bf16 | Fp16):
         low = set_field("train.precision.level", "O1")
         changes[low] = replace(job, train=replace(train, precision=replace(train.precision, level="O1")))
-    return next((edit for edit, changed in changes.items() if sharding_of(changed, layout).engine in fine), None)
+    shardings = {edit: sharding_of(changed, layout) for edit, changed in changes.items()}
+    return next((edit for edit, s in shardings.items() if s.engine in fine or (copies and s.shards == 1)), None)
 
 
 def _check_numbers(job: JobSpec, layout: Layout, facts: ModelFacts) -> Iterator[Diagnostic]:

@@ -75,7 +75,10 @@ def _check_ranks(job: JobSpec, call: PythonOptimizer, layout: Layout, facts: Opt
             f"`{call.function}` needs whole parameters, and ranks would have parts of them: {facts.rows}",
             job.parallelism.value_span("tensor") if sizes["tensor"] > 1 else sharding_span(job, layout),
             notes=notes,
-            help=remedy("an optimizer that treats each number alone", or_else(job, layout, *whole)),
+            help=remedy(
+                "an optimizer that treats each number alone",
+                or_else(job, layout, *whole, copies=sizes["tensor"] == 1 and not facts.alone),
+            ),
         )
     elif facts.alone and (sharding.engine == "zero1" or sizes["pipeline"] > 1):
         yield Diagnostic(

@@ -30,7 +30,10 @@ def check_coupling(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
         f"`{optimizer.word}` needs whole parameters, and ranks would have parts of them: {optimizer.coupling}",
         job.parallelism.value_span("tensor") if has_tensor_axis else sharding_span(job, layout),
         notes=(Note("the optimizer", job.train.value_span("optimizer")),),
-        help=remedy("`adamw` and `lion` treat each number alone", or_else(job, layout, "none", "ddp", "zero1")),
+        help=remedy(
+            "`adamw` and `lion` treat each number alone",
+            or_else(job, layout, "none", "ddp", "zero1", copies=not has_tensor_axis),
+        ),
     )
 
 
@@ -39,20 +42,22 @@ def check_codes(job: JobSpec, layout: Layout, model: ModelGraph | None) -> Itera
     optimizer, sharding = job.train.optimizer, sharding_of(job, layout)
     if not optimizer.has_codes:
         return
-    found = list[tuple[str, Span | None, str | Edit | None]]()
+    refusals = list[tuple[str, Span | None, str | Edit | None]]()
     if getattr(optimizer, "amsgrad", False):
         reason = "torchao compares no codes, which `amsgrad` does"
-        found.append((reason, optimizer.value_span("amsgrad"), set_field("train.optimizer.amsgrad", "false")))
+        refusals.append((reason, optimizer.value_span("amsgrad"), set_field("train.optimizer.amsgrad", "false")))
     moved, exchange = offloaded(job, layout), sharding.exchange
     if "optimizer" in moved and "parameters" not in moved:
-        both = set_field("memory.offload", "[optimizer, parameters]")
-        found.append(("they cannot be offloaded without the parameters", job.memory.value_span("offload"), both))
+        offload_both = set_field("memory.offload", "[optimizer, parameters]")
+        refusals.append(
+            ("they cannot be offloaded without the parameters", job.memory.value_span("offload"), offload_both)
+        )
     if exchange is not None and exchange.differ:
         reason = "this exchange leaves each rank other moments, and a checkpoint keeps their mean, which codes have not"
-        found.append((reason, job.parallelism.value_span("gradients"), None))
+        refusals.append((reason, job.parallelism.value_span("gradients"), None))
     if layout.sizes["tensor"] > 1:
         reason = f"the tensor axis cuts rows, and with them blocks of {BLOCK} numbers"
-        found.append((reason, job.parallelism.value_span("tensor"), None))
+        refusals.append((reason, job.parallelism.value_span("tensor"), None))
     elif model is not None and sharding.engine == "fsdp" and sharding.shards > 1:
         names = trained(job, model)
         parameters = (q for layer in model.layers for q in layer.parameters if q.name in names)
@@ -60,8 +65,8 @@ def check_codes(job: JobSpec, layout: Layout, model: ModelGraph | None) -> Itera
         if cut is not None:
             shape = " x ".join(map(str, cut.shape))
             reason = f"rows of `{cut.name}` ({shape}) are shared out over {sharding.shards} ranks, and cut its blocks"
-            found.append((reason, sharding_span(job, layout), None))
-    for reason, span, edit in found:
+            refusals.append((reason, sharding_span(job, layout), None))
+    for reason, span, edit in refusals:
         yield Diagnostic(
             "E0737",
             f"moments in 8 bits have a scale for each {BLOCK} numbers: {reason}",

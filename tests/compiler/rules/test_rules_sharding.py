@@ -52,6 +52,25 @@ def test_the_other_way_that_is_advised_is_one(parallelism: ParallelismSpec, trai
     assert found.help == "give it one: `nn.Parameter(torch.ones(1))`" + help
 
 
+@pytest.mark.parametrize(
+    ("parallelism", "train", "help"),
+    [
+        (ParallelismSpec(zero=3), {}, "; or `zero = 1`"),
+        (ParallelismSpec(zero=1, context=2), {}, "; or `zero = 0`"),
+        (ParallelismSpec(zero=2, replicas=2), {}, "; or `zero = 0`"),
+        (ParallelismSpec(zero=1), {"precision": c.Bf16(level="O2")}, "; or `zero = 0`"),
+        (ParallelismSpec(tensor=2, zero=1), {}, ""),
+    ],
+)
+def test_the_plan_that_is_advised_for_muon_has_whole_matrices(
+    parallelism: ParallelismSpec, train: dict[str, Any], help: str
+) -> None:
+    muon = TrainSpec(steps=5, optimizer=o.Muon(), **train)
+    _, report = analysed(FACTS, devices=DevicesSpec(cpus=4), parallelism=parallelism, train=muon)
+    (refusal,) = (d for d in report.errors if d.code == "E0723")
+    assert refusal.help == "`adamw` and `lion` treat each number alone" + help
+
+
 MIXED = replace(FACTS, dtypes=((FACTS.parameters[0][0], "bfloat16"),))
 
 
