@@ -203,7 +203,8 @@ def dense_layers_without_memory() -> Iterator[None]:
     let_torchvision_load()  # which transformers imports
     from transformers.pytorch_utils import Conv1D
 
-    make, make_transposed = nn.Linear.__init__, Conv1D.__init__
+    make = nn.Linear.__init__
+    make_transposed: Any = Conv1D.__init__
 
     def make_on_meta(self: nn.Linear, *args: Any, **options: Any) -> None:
         make(self, *args, **{"device": "meta"} | {name: value for name, value in options.items() if value is not None})
