@@ -104,6 +104,15 @@ def test_a_traced_network_that_ends_in_a_dense_layer(launcher: Launcher, tmp_pat
 
 
 @pytest.mark.slow
+def test_a_head_that_trains_whole_beside_adapters(launcher: Launcher, tmp_path: Path) -> None:
+    plain, chunked = (_job(tmp_path / name, arguments) for name, arguments in (("plain", ""), ("chunked", CHUNKS)))
+    adapter = '  adapter = lora(rank = 4, targets = "q_proj", save = "lm_head")\n'
+    for job in (plain, chunked):
+        job.write_text(re.sub(r"\n  network.*\n", LLAMA + adapter, job.read_text()))
+    agree(train_job(launcher, plain), train_job(launcher, chunked))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [CHUNKS, f"{CHUNKS}, label_smoothing = 0.1"])
 def test_ranks_of_the_tensor_axis_reduce_what_is_planned(launcher: Launcher, tmp_path: Path, arguments: str) -> None:
     folder = tmp_path / "run"
