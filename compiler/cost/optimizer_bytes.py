@@ -51,8 +51,8 @@ class OptimizerBytes:
     def scratch(self, updated: Updated) -> int:
         """Returns the bytes of temporary tensors in an update without a fused kernel."""
         if self._facts is None:
-            own = [(q.shape, numbers) for q, numbers in updated if self._optimizer_of(q) is self._optimizer]
-            return self._with_decay.scratch_bytes(own)  # the other optimizer has fused kernels
+            shapes = [(q.shape, numbers) for q, numbers in updated if self._optimizer_of(q) is self._optimizer]
+            return self._with_decay.scratch_bytes(shapes)  # the other optimizer has fused kernels
         sizes = [self._scratches.get(q.name, 0) * numbers // max(1, q.count) for q, numbers in updated]
         return sum(sizes) if self._facts.at_once else max(sizes, default=0)
 

@@ -423,15 +423,15 @@ def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
             closure=facts.closure,
             line=short_line(optimizer.span),
         )
-    both = [each for each in (optimizer, optimizer.fallback) if each is not None]
+    optimizers = [kind for kind in (optimizer, optimizer.fallback) if kind is not None]
     matrices = adamw_matrices(job, analysis.model)
     rates = {name: _scaled(job, getattr(optimizer, name)) for name in optimizer.rates}
     return p.OptimizerStep(
         kind=optimizer.class_name,
         lr=_scaled(job, optimizer.lr),
         base_lr=_base_lr(job),
-        state=tuple(name for each in both for name in (*each.counts, *each.state)),
-        counts=tuple(name for each in both for name in each.counts),
+        state=tuple(name for kind in optimizers for name in (*kind.counts, *kind.state)),
+        counts=tuple(name for kind in optimizers for name in kind.counts),
         fused=fused_on(job, analysis.layout, analysis.sharding, analysis.model),
         no_decay=job.train.no_decay,
         groups=tuple(_group(job, each) for each in job.train.groups),

@@ -38,7 +38,7 @@ from dslc.compiler.rules.training.custom_step import check_own_step, check_step_
 from dslc.compiler.rules.training.goals import check_goals
 from dslc.compiler.rules.training.loss_spikes import check_spikes
 from dslc.compiler.rules.training.metrics import check_metrics
-from dslc.compiler.rules.training.optimizer_coupling import check_codes, check_coupling
+from dslc.compiler.rules.training.optimizer_sharding import check_codes, check_coupling
 from dslc.compiler.rules.training.options import check_patterns, check_training
 from dslc.dsl.diagnostics import Diagnostic
 from dslc.dsl.language.job import JobSpec

@@ -16,7 +16,7 @@ class Adafactor(LocalParts):
 
     def __init__(self, groups: list[Options], **options: object) -> None:
         def inner(group: Options) -> torch.optim.Optimizer:
-            kept = {name: group[name] for name in ("params", *options)}
-            return torch.optim.Adafactor([kept], foreach=False)
+            arguments = {name: group[name] for name in ("params", *options)}
+            return torch.optim.Adafactor([arguments], foreach=False)
 
         super().__init__(groups, options, inner)

@@ -114,8 +114,8 @@ def _moment(state: dict[str, Tensor], name: str, chunk: slice, signed: bool) -> 
     from torchao.optim.subclass_8bit import OptimState8bit
 
     scales = local_part(state[name + SCALE]).view(-1)[chunk.start // BLOCK : chunk.stop // BLOCK]
-    made: Tensor = OptimState8bit(numbers, scales, _values(signed, numbers.device), signed, dtype=torch.float32)
-    return made
+    codes: Tensor = OptimState8bit(numbers, scales, _values(signed, numbers.device), signed, dtype=torch.float32)
+    return codes
 
 
 @cache

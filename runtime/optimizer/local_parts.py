@@ -65,5 +65,5 @@ def empty_by_rows(parameter: Tensor, shape: Sequence[int], dtype: torch.dtype) -
     from torch.distributed.tensor import DTensor, empty
 
     assert isinstance(parameter, DTensor)
-    made: Tensor = empty(tuple(shape), dtype=dtype, device_mesh=parameter.device_mesh, placements=parameter.placements)
-    return made.to(parameter.device)
+    rows: Tensor = empty(tuple(shape), dtype=dtype, device_mesh=parameter.device_mesh, placements=parameter.placements)
+    return rows.to(parameter.device)

@@ -1,4 +1,4 @@
-"""Rules for optimizers of the language whose update of a number depends on others, or whose state on blocks of them.
+"""Rules for the parts of parameters and of moments that optimizers of the language allow a rank to have.
 E0723, E0737.
 """
 
