@@ -15,7 +15,7 @@ import torch
 from helpers import made_data
 from helpers.commands import dslc
 from helpers.launcher import Launcher
-from helpers.paths import HELPERS
+from helpers.paths import EXAMPLES, HELPERS
 from helpers.trained import exchanges_as_planned
 
 from dslc.dsl.diagnostics import Report
@@ -114,6 +114,11 @@ MORE: dict[str, tuple[Callable[[Path], object], str, str]] = {
         'python("own_networks:data")',
         "[linear(3)]",
     ),
+    "chat": (
+        lambda folder: shutil.copytree(EXAMPLES / "chat", folder / "chat"),
+        'chat("chat/conversations.jsonl", tokenizer = "chat/tokenizer", max_length = 64)',
+        "[embedding(384, 4), linear(384)]",
+    ),
 }
 SOURCES = MORE | {kind: case[:3] for kind, case in CASES.items() if " " not in kind}
 
@@ -156,8 +161,9 @@ CHOSEN = {
     "cifar10": "zero 3",
     "parquet": "pipeline and data",
     "datasets": "tensor",
+    "chat": "context",
 }
-SEQUENCES = ("stdlib", "text", "tokens")
+SEQUENCES = {"stdlib": 256, "text": 256, "tokens": 50, "chat": 384}  # with the numbers of their tokens
 REST = [
     (kind, layout)
     for kind in SOURCES
@@ -189,9 +195,9 @@ def exchanges_of(launcher: Launcher, folder: Path, kind: str, layout: str) -> No
     first = "flatten(), " if network.startswith("[flatten()") else ""
     deep = f"[{first}linear(8), relu(), linear(8), relu(), linear({classes}]"
     if kind in SEQUENCES:
-        vocab = 50 if kind == "tokens" else 256
+        vocab = SEQUENCES[kind]
         deep = f"[embedding({vocab}, 8), transformer_block(heads = 2), transformer_block(heads = 2), linear({vocab})]"
-        source = source if "context" in source else source.replace(")", ", context = 16)")
+        source = source if "context" in source or "max_length" in source else source.replace(")", ", context = 16)")
     (folder / "made.plt").write_text(job(source, deep))
     exchanges_as_planned(launcher, folder, folder / "made.plt", *LAYOUTS[layout])
 
