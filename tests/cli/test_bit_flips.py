@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.flipped_bits import Flip, flip_bit
-from instruments.bit_flips import FlipTrial, count_flips, drawn_flip
+from helpers.flipped_bits import flip_bit
+from helpers.paths import ROOT
+from instruments.bit_flips import count_flips, drawn_flip
 
 
 def test_one_bit_of_one_number_is_flipped() -> None:
@@ -19,18 +24,33 @@ def test_one_bit_of_one_number_is_flipped() -> None:
     assert math.isinf(flip_bit(torch.tensor([1.0]), 0, 30))
 
 
+TRIALS = """
+import json, sys
+from pathlib import Path
+from instruments.bit_flips import Flip, FlipTrial
+
+folder = sys.argv[1]
+trial = FlipTrial(Path(folder))
+flips = [
+    Flip(kind="parameter", step=2, parameter="last.weight", element=5, bit=0, rank=2, folder=folder),
+    Flip(kind="gradient", step=1, parameter="first.bias", element=5, bit=22, rank=-1, folder=folder),
+    Flip(kind="parameter", step=1, parameter="norm.weight", element=1, bit=0, rank=-1, folder=folder),
+]
+results = [trial.try_flip(flip) for flip in flips]
+print(json.dumps([[result.outcome, result.share] for result in results]))
+"""
+
+
 @pytest.mark.slow
 def test_flips_are_named_at_their_step_and_tensor(tmp_path: Path) -> None:
     """One rank that differs, a gradient of all ranks, and a bit that rounding explains."""
-    trial = FlipTrial(tmp_path)
-    flips = [
-        Flip(kind="parameter", step=2, parameter="last.weight", element=5, bit=0, rank=2, folder=str(tmp_path)),
-        Flip(kind="gradient", step=1, parameter="first.bias", element=5, bit=22, rank=-1, folder=str(tmp_path)),
-        Flip(kind="parameter", step=1, parameter="norm.weight", element=1, bit=0, rank=-1, folder=str(tmp_path)),
-    ]
-    results = [trial.try_flip(flip) for flip in flips]
-    assert [result.outcome for result in results] == ["copies", "named", "nothing"]
-    assert results[1].share > 10 > 3 > results[2].share > 0
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])}
+    # Ranks are forked, so the process that starts them must have no threads of pytest's.
+    command = [sys.executable, "-c", TRIALS, str(tmp_path)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    outcomes, shares = zip(*json.loads(run.stdout.splitlines()[-1]), strict=True)
+    assert outcomes == ("copies", "named", "nothing")
+    assert shares[1] > 10 > 3 > shares[2] > 0
 
 
 @pytest.mark.long
