@@ -42,7 +42,7 @@ from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.moments import BACKWARD, FORWARD, WEIGHT_GRADIENTS, Moment, StepOperation, operation
-from dslc.compiler.placement.losses import ChunkedHead, makes_outputs_ahead
+from dslc.compiler.placement.losses import HeadChunks, makes_outputs_ahead
 from dslc.compiler.placement.sharding import low_copy, low_dtype, low_precision, recomputed
 from dslc.compiler.placement.shares import piece
 from dslc.compiler.placement.tensor_plan import calls_by_layer
@@ -157,7 +157,7 @@ class _TensorAxis:
             for _ in ("the largest score", "the sum", "the target's score"):
                 yield _TensorCollective("all_reduce", Payload.LOSS_PARTS, "float32", 4 * targets)
 
-    def _loss_of_chunks(self, head: ChunkedHead) -> Iterator[_TensorCollective]:
+    def _loss_of_chunks(self, head: HeadChunks) -> Iterator[_TensorCollective]:
         """Yields the all-reduces of each chunk: the largest score, the sum, the target's score, and the sum of scores
         where labels are smoothed.
         """

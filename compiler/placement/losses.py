@@ -30,7 +30,7 @@ LEAST_TOKENS = 256  # of a chunk by `auto`: smaller products are slow
 
 
 @record
-class ChunkedHead(Record):
+class HeadChunks(Record):
     """The head and the loss of a micro-batch in chunks: `tokens` are those of the largest micro-batch of a rank."""
 
     module: str
@@ -79,7 +79,7 @@ def head_of(model: ModelGraph) -> LayerNode | None:
     return last if last is not None and last.kind == "linear" else None
 
 
-def chunked_head(job: JobSpec, layout: Layout, microbatch: int, model: ModelGraph) -> ChunkedHead | None:
+def chunked_head(job: JobSpec, layout: Layout, microbatch: int, model: ModelGraph) -> HeadChunks | None:
     """Returns the head of a loss in chunks; None for a loss of whole logits. `microbatch` are the most samples."""
     head = head_of(model) if wants_chunks(job) else None
     if head is None:
@@ -93,4 +93,4 @@ def chunked_head(job: JobSpec, layout: Layout, microbatch: int, model: ModelGrap
     chunks = max(1, min(chunks, tokens))
     if chunks == 1 and layout.sizes["tensor"] == 1:
         return None
-    return ChunkedHead(module=head.name, chunks=chunks, tokens=tokens)
+    return HeadChunks(module=head.name, chunks=chunks, tokens=tokens)

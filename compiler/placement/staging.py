@@ -13,7 +13,7 @@ from dslc.compiler.ir.nodes import LayerNode, ModelGraph
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement import sharding
 from dslc.compiler.placement.layout import Layout
-from dslc.compiler.placement.losses import ChunkedHead, chunked_head
+from dslc.compiler.placement.losses import HeadChunks, chunked_head
 from dslc.compiler.placement.schedules import SPLITS_BACKWARD, ScheduleTable
 from dslc.compiler.placement.sharding import Sharding, Unit, low_copy, low_dtype
 from dslc.compiler.placement.tensor_plan import TensorPlan
@@ -48,7 +48,7 @@ class Staging(Record):
         return sharding.sharding_of(self.job, self.layout)
 
     @cached_property
-    def chunked_head(self) -> ChunkedHead | None:
+    def chunked_head(self) -> HeadChunks | None:
         """The head that computes the losses in chunks; None for a loss of whole logits."""
         return chunked_head(self.job, self.layout, self.workload.microbatch, self.model)
 

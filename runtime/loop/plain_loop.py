@@ -141,7 +141,7 @@ def plain_optimizer(step: OptimizerStep, model: nn.Module) -> torch.optim.Optimi
     if step.split:
         return _MuonAndAdamW(groups, step, model)
     if step.kind == "Lion":
-        return _Lion(groups, lr=step.lr, **step.arguments)
+        return _PlainLion(groups, lr=step.lr, **step.arguments)
     if not hasattr(torch.optim, step.kind):
         return _AdamFrozenLater(groups, lr=step.lr, **step.arguments)
     kind: type[torch.optim.Optimizer] = getattr(torch.optim, step.kind)
@@ -190,7 +190,7 @@ class _MuonAndAdamW(torch.optim.Optimizer):
             optimizer.step()
 
 
-class _Lion(torch.optim.Optimizer):
+class _PlainLion(torch.optim.Optimizer):
     """The update of Lion as its paper states it, one parameter after another."""
 
     def __init__(self, groups: list[ParamGroup], *, lr: float, **arguments: Any) -> None:

@@ -129,7 +129,7 @@ def compute_in_chunks(
     kind = input.device.type
     if torch.is_autocast_enabled(kind):
         input = input.to(torch.get_autocast_dtype(kind))
-    settings = _Settings(
+    settings = _ChunkSettings(
         chunks=step.chunks,
         ignore=step.ignore,
         smoothing=float(step.arguments.get("label_smoothing", 0.0)),
@@ -142,7 +142,7 @@ def compute_in_chunks(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Settings:
+class _ChunkSettings:
     """`classes` are those of all ranks; `first` is the first of this rank's, and `group` the ranks with the others."""
 
     chunks: int
@@ -180,7 +180,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _Settings
+        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _ChunkSettings
     ) -> Tensor:
         shape, input, targets = targets.shape, input.reshape(-1, input.shape[-1]), targets.reshape(-1).long()
         logits_of = _Logits(input, weight, bias, settings.chunks)
@@ -209,7 +209,7 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         input, weight, bias, targets, sums = ctx.saved_tensors
-        settings: _Settings = ctx.settings
+        settings: _ChunkSettings = ctx.settings
         shape, gradient = gradient.shape, gradient.reshape(-1)
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         logits_of = _Logits(input, weight, bias, settings.chunks)

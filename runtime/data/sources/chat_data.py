@@ -125,7 +125,7 @@ def _open_sets(arguments: Arguments) -> tuple[list[Iterator[Conversation]], list
 
 
 @dataclass(frozen=True)
-class _Tokens:
+class _CountedTokens:
     tokens: NDArray[np.uint32]
     counted: NDArray[np.bool_]
 
@@ -151,10 +151,10 @@ def _render(
     renderer: ConversationRenderer,
     conversations: Iterable[Conversation],
     counts: ConversationCounts,
-) -> list[_Tokens]:
+) -> list[_CountedTokens]:
     """Returns the conversations of a split that have a target, cut to the length of a sequence."""
     length, shortest = arguments["context"], 0
-    rendered: list[_Tokens] = []
+    rendered: list[_CountedTokens] = []
     earlier = counts.conversations
     for conversation in conversations:
         counts.conversations += 1
@@ -174,7 +174,7 @@ def _render(
                 shortest = min(shortest or needed, needed)
             continue
         counts.cut_off += len(counted) > length
-        rendered.append(_Tokens(np.array(conversation_tokens.tokens[:length], np.uint32), counted[:length]))
+        rendered.append(_CountedTokens(np.array(conversation_tokens.tokens[:length], np.uint32), counted[:length]))
         counts.tokens += len(rendered[-1].tokens)
         counts.targets += int(rendered[-1].counted.sum())
     if not rendered:
@@ -216,15 +216,15 @@ def _unused_token(vocabulary: NDArray[np.uint32], renderer: ConversationRenderer
     return largest + 1 if within is None else within
 
 
-def _lay_out(conversations: list[_Tokens], length: int, separator: int | None) -> PreparedSplit:
+def _lay_out(conversations: list[_CountedTokens], length: int, separator: int | None) -> PreparedSplit:
     """Returns the sequences of a split, packed if there is a `separator`."""
     numbers = [[n] for n in range(len(conversations))]
-    between = _Tokens(np.array([], np.uint32), np.array([], np.bool_))
+    between = _CountedTokens(np.array([], np.uint32), np.array([], np.bool_))
     if separator is not None:
         numbers = pack([len(conversation.tokens) for conversation in conversations], length)
-        between = _Tokens(np.array([separator], np.uint32), np.array([False]))
+        between = _CountedTokens(np.array([separator], np.uint32), np.array([False]))
     starts = [0]
-    parts: list[_Tokens] = []
+    parts: list[_CountedTokens] = []
     for row in numbers:
         pieces = [piece for n in row for piece in (between, conversations[n])][1:]
         starts.append(starts[-1] + sum(len(piece.tokens) for piece in pieces))
