@@ -49,7 +49,7 @@ Row = tuple[str, ...]
 
 @dataclass(frozen=True)
 class DataReport:
-    """What `dslc data` found out; `classes` are counts by class and data rank, in the first epoch."""
+    """The findings of `dslc data`; `classes` are counts by class and data rank, in the first epoch."""
 
     analysis: Analysis
     step: DataStep

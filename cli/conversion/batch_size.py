@@ -11,7 +11,7 @@ RANKS = "data_ranks"  # the param of a job whose configuration does not know the
 
 @dataclass(frozen=True)
 class BatchSize:
-    """What a configuration states, and what follows; None where neither says it."""
+    """The batch that a configuration states, and what follows from it; None where neither says it."""
 
     micro: int | None = None
     accumulation: int | None = None

@@ -59,7 +59,7 @@ class CopyDistance(Record):
 
 @record
 class RecordedStep(Record):
-    """What a step began with: the samples and a digest of each, the learning rate and the divisor of the losses."""
+    """The begin of a step: the samples and a digest of each, the learning rate and the divisor of the losses."""
 
     step: int
     samples: tuple[int, ...]

@@ -47,7 +47,7 @@ def _scale(job: JobSpec) -> float:
 
 
 class Recomputation(NamedTuple):
-    """Whether a layer is recomputed, and whether the layer before it is."""
+    """Two facts about recomputation: is a layer recomputed, and is the layer before it?"""
 
     layer: bool = False
     before: bool = False

@@ -75,7 +75,7 @@ def _uses_checkpoints(job: JobProgram) -> bool:
 
 
 class SpikeHistory(Protocol):
-    """What a training keeps of spikes of its loss (loop/loss_spikes.py): the steps to skip, the last losses, and the
+    """The state of the search for spikes of the loss (loop/loss_spikes.py): the steps to skip, the last losses, and the
     step from which or before which it begins after a rewind.
     """
 

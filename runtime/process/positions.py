@@ -82,7 +82,7 @@ PHASES = {
 
 @dataclass(frozen=True, kw_only=True)
 class PositionDetails:
-    """What the stack of a rank shows: `module` and its `line` of the job, the `operation` that it `waits` in, and its
+    """The place of a rank by its stack: `module` and its `line` of the job, the `operation` that it `waits` in, and its
     last line of Python that is the user's. `order` counts the modules of the model up to this one.
     """
 

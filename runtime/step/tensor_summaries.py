@@ -53,7 +53,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class TensorSummary:
-    """What one row of sums is of: a rank's part of a tensor in one step."""
+    """The tensor of one row of sums: a rank's part of a tensor in one step."""
 
     step: int  # from 1
     kind: Kind

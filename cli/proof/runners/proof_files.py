@@ -25,7 +25,7 @@ _SETUP = "setup.json"
 
 @dataclass(frozen=True, kw_only=True)
 class ProofSetup:
-    """What a tool trains: its configuration as plain data, and the sizes on this machine.
+    """The training of a tool: its configuration as plain data, and the sizes on this machine.
 
     `length` is the number of steps of the whole training, which schedules see; `steps` of them are run. `autos` are the
     values of keys that the configuration leaves to `auto`, as dotted paths. `engine` is the configuration of DeepSpeed

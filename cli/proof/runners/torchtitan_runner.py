@@ -54,7 +54,7 @@ _FIXED: Mapping[str, Mapping[str, tuple[Any, str]]] = {
 
 
 class CpuDevice:
-    """What torchtitan calls of the module of a device, on a CPU."""
+    """Stands for the module of a device, such as `torch.cuda`, on a CPU: the functions that torchtitan calls."""
 
     @staticmethod
     def set_device(device: Any) -> None:
