@@ -28,6 +28,7 @@ import reprlib
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from dslc.compiler.facts.checkpoint_names import MANIFEST, NAME, name_of, names_in
@@ -78,6 +79,7 @@ class Compatibility:
     numbers: str = ""  # BLAKE2b of the numbers by which a sampler orders the samples; "" if they are not known
     stream: tuple[int, ...] | None = None  # shards, lanes and window of a stream
     adamw: tuple[str, ...] | None = None  # matrices that Muon leaves to AdamW; None if they are not known
+    frozen: tuple[str, ...] = ()  # patterns of parameters that do not train
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +162,7 @@ def fit_of(job: JobProgram, tensors: Shapes | None, numbers: str = "") -> Compat
         numbers=numbers,
         stream=None if stream is None else (stream.shards, stream.lanes, stream.window),
         adamw=None if job.optimizer.adamw is None else tuple(sorted(name for name, _ in job.optimizer.adamw)),
+        frozen=job.model.frozen,
     )
 
 
@@ -180,6 +183,10 @@ def misfits(manifest: Manifest, fit: Compatibility, steps: int) -> list[str]:
     return reasons
 
 
+def _trained(names: set[str], frozen: tuple[str, ...]) -> set[str]:
+    return {name for name in names if not any(fnmatchcase(name, pattern) for pattern in frozen)}
+
+
 def incompatibilities(checkpoint: Compatibility, fit: Compatibility) -> list[str]:
     """Returns the properties of a checkpoint that are not those that a job needs, in words."""
     tensor_reason = misfitting_tensors(checkpoint.tensors, fit.tensors)
@@ -190,7 +197,8 @@ def incompatibilities(checkpoint: Compatibility, fit: Compatibility) -> list[str
         kept_states, expected_states = (", ".join(states) or "nothing" for states in (checkpoint.states, fit.states))
         reasons.append(f"its optimizer keeps {kept_states} for each parameter, and the job's {expected_states}")
     elif checkpoint.adamw is not None and fit.adamw is not None:
-        only_there, only_here = set(checkpoint.adamw) - set(fit.adamw), set(fit.adamw) - set(checkpoint.adamw)
+        only_there = _trained(set(checkpoint.adamw) - set(fit.adamw), fit.frozen)
+        only_here = _trained(set(fit.adamw) - set(checkpoint.adamw), checkpoint.frozen)
         if only_there:
             reasons.append(f"its AdamW updates `{min(only_there)}`, and the job's Muon does")
         elif only_here:

@@ -58,6 +58,8 @@ def test_muon_has_the_hidden_matrices_and_says_why_it_leaves_the_rest() -> None:
     assert incompatibilities(fit, other) == ["its AdamW updates `embedding.weight`, and the job's Muon does"]
     no_matrices = replace(other, adamw=())
     assert incompatibilities(no_matrices, fit) == ["its Muon updates `embedding.weight`, and the job's AdamW does"]
+    frozen = replace(fit, adamw=("head.weight", "position.weight"), frozen=("embedding.*",))
+    assert incompatibilities(fit, frozen) == incompatibilities(frozen, fit) == []
     assert incompatibilities(fit, replace(fit, adamw=None)) == incompatibilities(fit, fit) == []
 
 
