@@ -36,6 +36,7 @@ class ParameterNode(Record):
     tied_to: str | None = None  # the parameter whose tensor it is
     trains: bool = True
     quantized: QuantizedWeight | None = None  # the shape is then its bytes
+    experts: int = 0  # the experts whose matrices it stacks along its first dim
 
     @property
     def element(self) -> int:

@@ -205,6 +205,7 @@ class ParallelismSpec(Block):
     pipeline: int = arg(auto_or(_COUNT), "stages in sequence, each on ranks of its own", default=1)
     tensor: int = arg(auto_or(_COUNT), "ranks that share each layer", default=1)
     context: int = arg(auto_or(_COUNT), "ranks that share each sequence", default=1)
+    expert: int = arg(_COUNT, "ranks inside the data axis that share the experts of each `moe` layer", default=1)
     zero: int = arg(
         auto_or(Int(min=0, max=3)),
         "over `data`: 1, optimizer state sharded; 2, and gradients; 3, and parameters",
