@@ -27,6 +27,7 @@ from dslc.dsl.language.registry import Call
 RANKS = 4  # data ranks of a narrow copy
 SAMPLES = 8  # samples of a micro-batch: fewer are too few for batch statistics in float32
 WIDTH, LAYERS, CONTEXT, VOCAB, SIDE = 64, 4, 64, 1024, 64  # upper limits of a narrow copy
+EXPERTS = 8  # their widths are multiples of it
 
 
 class CannotShrink(Exception):
@@ -138,10 +139,14 @@ def _network(job: JobSpec, layout: Layout, smaller: Callable[[str, object, objec
             changes = {
                 "heads": heads,
                 "width": heads * each,
-                "hidden": max(tensor, min(network.hidden, 2 * WIDTH) // tensor * tensor),
                 "layers": min(network.layers, layers),
                 "context": min(network.context, CONTEXT),
             }
+            if network.hidden is not None:
+                changes["hidden"] = max(tensor, min(network.hidden, 2 * WIDTH) // tensor * tensor)
+            if network.experts is not None:
+                changes["width"] = heads * -(-each // EXPERTS) * EXPERTS
+                changes["experts"] = _narrow_experts(network.experts, tensor)
             if network.kv_heads is not None:
                 changes["kv_heads"] = tensor if grouped else heads
             if network.head_dim is not None:
@@ -190,3 +195,10 @@ def _large(facts: SourceFacts) -> bool:
 
 def _small(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(min(size, SIDE) for size in shape) if len(shape) == 3 else tuple(shape)
+
+
+def _narrow_experts(experts: Any, tensor: int) -> Call:
+    """Returns a mixture of as many experts with a smaller width inside, which `tensor` ranks can share."""
+    step = EXPERTS * tensor
+    narrow: Call = replace(experts, hidden=max(step, min(experts.hidden, WIDTH) // step * step))
+    return narrow

@@ -14,7 +14,7 @@ from dslc.compiler.model.value import Value
 from dslc.dsl.diagnostics import division
 from dslc.dsl.language import layers as s
 from dslc.dsl.language.registry import Call
-from dslc.dsl.remedy import either_argument, join_edits, join_remedies, remedy, set_argument
+from dslc.dsl.remedy import either_argument, join_edits, join_remedies, remedy, remove_at, set_argument
 
 
 @layer(s.Attention, recomputable=True)
@@ -280,10 +280,27 @@ def llama_block(spec: s.LlamaBlock, x: Value, t: Tape) -> Value:
         norm_eps=spec.norm_eps if spec.qk_norm else 1e-6,
         **spans,
     )
-    gated = s.GatedMLP(
-        hidden=spec.hidden, activation=spec.activation, bias=spec.mlp_bias, **argument_spans(spec, bias="mlp_bias")
-    )
     y = t.child("self_attn", attention, t.child("input_layernorm", norm, x))
     x = t.operation(x, y, gives=added(x, y), adds=True)
-    y = t.child("mlp", gated, t.child("post_attention_layernorm", norm, x))
+    y = t.child("mlp", _inner_network(spec, t), t.child("post_attention_layernorm", norm, x))
     return t.operation(x, y, gives=added(x, y), adds=True)
+
+
+def _inner_network(spec: s.LlamaBlock, t: Tape) -> Call:
+    """Returns the experts of a block, or its gated network."""
+    if spec.experts is not None:
+        unused = [name for name in ("hidden", "activation", "mlp_bias") if spec.is_set(name)]
+        for name in unused if not isinstance(t.around.network, s.Llama) else ():
+            t.warn("W0103", f"`{name}` has no effect: the block has experts", spec, name,
+                   help=remedy(remove_at(spec.value_span(name))))  # fmt: skip
+        return spec.experts
+    if spec.hidden is None:
+        t.fail(
+            "E0228",
+            f"`{spec.word}` needs `hidden`, the width inside its gated network",
+            t.around.network or spec,
+            help="write it: `hidden = …`, or give the block `experts = moe(…)`",
+        )
+    return s.GatedMLP(
+        hidden=spec.hidden, activation=spec.activation, bias=spec.mlp_bias, **argument_spans(spec, bias="mlp_bias")
+    )

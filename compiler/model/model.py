@@ -44,7 +44,7 @@ def build(model: ModelSpec, source: SourceFacts, context: int | None) -> Finding
     """Returns the graph of a layer list or library network; None if the input is unknown, or with the reason in the
     report.
 
-    Reports E0201 to E0226 and W0201 to W0203; of the mistakes along the chain of layers only the first, as the shapes
+    Reports E0201 to E0232 and W0201 to W0203; of the mistakes along the chain of layers only the first, as the shapes
     after it are unknown. `context` is the length of a sequence if the data's own is not known.
     """
     network = model.network

@@ -13,7 +13,7 @@ from math import sqrt
 from typing import Any
 
 from dslc.compiler.ir.facts import SourceFacts
-from dslc.compiler.model import attention_layers, sequence_layers  # noqa: F401  they register their layers
+from dslc.compiler.model import attention_layers, expert_layers, sequence_layers  # noqa: F401  they register layers
 from dslc.compiler.model.layers import activation_of, added
 from dslc.compiler.model.tape import Initialise, LayerInputError, Tape, argument_spans, layer, too_many
 from dslc.compiler.model.value import Value
@@ -267,11 +267,17 @@ def llama(network: s.Llama, source: SourceFacts) -> Expansion:
             "mlp_bias", "norm_eps",
         )
     }  # fmt: skip
-    narrow, wide = (s.LlamaBlock(**shared, window=window, **spans) for window in (network.window, None))
+    blocks = {
+        (narrow, dense): s.LlamaBlock(
+            **shared, window=network.window if narrow else None, experts=None if dense else network.experts, **spans
+        )
+        for narrow in (False, True)
+        for dense in (False, True)
+    }
     layers: list[tuple[str, Call]] = [
         ("model.embed_tokens", s.Embedding(vocab=vocab, width=network.width, **spans)),
         *(
-            (f"model.layers.{number}", wide if number < network.max_window_layers else narrow)
+            (f"model.layers.{number}", blocks[number >= network.max_window_layers, number < network.dense_layers])
             for number in range(network.layers)
         ),
         ("model.norm", s.RMSNorm(eps=network.norm_eps, **spans)),

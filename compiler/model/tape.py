@@ -197,17 +197,20 @@ class Tape:
     def buffer(self, name: str, shape: Shape, dtype: str) -> None:
         self.buffers.append(BufferNode(name=self._frame.prefix + name, shape=shape, dtype=dtype))
 
-    def product(self, x: Value, multiply_adds: int, *shape: int, keeps_input: bool | None = None) -> Value:
+    def product(
+        self, x: Value, multiply_adds: int, *shape: int, keeps_input: bool | None = None, weight: str = "weight"
+    ) -> Value:
         """Returns the result of x and a weight; keeps x, for the weight's gradient, unless the weight is frozen."""
+        trains = self.trains(weight)
         operand = self.cast(x)
         if operand.autocast is not x.autocast:
             copy = Operation(takes=(x.autocast,), gives=operand.autocast, differentiates=x.grad, backward=x.grad)
             self.autocast.operations.append(copy)
         self._taken = operand
-        if keeps_input if keeps_input is not None else self.trains("weight"):
+        if keeps_input if keeps_input is not None else trains:
             self.keep(operand)
         self.forward += 2 * multiply_adds
-        self.backward += 2 * multiply_adds * (x.grad + self.trains("weight"))
+        self.backward += 2 * multiply_adds * (x.grad + trains)
         return self.computed(x.new(*shape, low=True, grad=x.grad or self.trains()))
 
     def computed(self, result: Value) -> Value:

@@ -225,11 +225,7 @@ def _inside(leaf: Leaf, ranks: int, pieces: bool, plan: TensorPlan) -> None:
         case ".GroupedAttention":
             _grouped(name, step, ranks, pieces, plan)
         case ".GatedMLP":
-            hidden = {child.name: child for child in step.children}["up_proj"].arguments["out_features"]
-            if hidden % ranks:
-                plan.uneven.append((f"{name}.up_proj", "hidden", hidden))
-            _column(f"{name}.gate_proj", pieces, plan)
-            _pair(f"{name}.up_proj", f"{name}.down_proj", pieces, plan)
+            _gated(name, step, ranks, pieces, plan)
         case "Sequential":  # the dense network of a block
             parts = {child.name: child for child in step.children}
             width = parts["up"].arguments["out_features"]
@@ -245,6 +241,8 @@ def _inside(leaf: Leaf, ranks: int, pieces: bool, plan: TensorPlan) -> None:
                 _dense(inner, [], ranks, plan)
                 for leaf_pair in inner:
                     _inside(leaf_pair, ranks, False, plan)
+        case ".MixtureOfExperts":
+            plan.unknown.append(name)
         case "LayerNorm" | ".RMSNorm" if pieces:
             plan.styles.append((name, TensorStyle.SEQUENCE))
         case "Dropout":
@@ -274,6 +272,15 @@ def _grouped(name: str, step: ModuleStep, ranks: int, pieces: bool, plan: Tensor
     plan.styles += [(f"{name}.{part}", TensorStyle.SUMMED) for part in ("q_norm", "k_norm") if part in parts]
     if "dropout" in parts:
         _noise(f"{name}.dropout", pieces, plan)
+
+
+def _gated(name: str, step: ModuleStep, ranks: int, pieces: bool, plan: TensorPlan) -> None:
+    """Cuts a gated network by the width inside."""
+    hidden = {child.name: child for child in step.children}["up_proj"].arguments["out_features"]
+    if hidden % ranks:
+        plan.uneven.append((f"{name}.up_proj", "hidden", hidden))
+    _column(f"{name}.gate_proj", pieces, plan)
+    _pair(f"{name}.up_proj", f"{name}.down_proj", pieces, plan)
 
 
 def _column(name: str, pieces: bool, plan: TensorPlan) -> None:

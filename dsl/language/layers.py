@@ -285,6 +285,54 @@ class GatedMLP(Call):
     bias: bool = arg(Bool(), _BIAS_DOC, default=False)
 
 
+@call("balance", "loss")
+class BalanceLoss(Call):
+    """Adds to the loss, for each layer, `experts` times the sum over the experts of the share of tokens that an expert
+    gets, times its mean probability; the mean over the layers, over the global batch (Fedus et al. 2021,
+    arXiv:2101.03961).
+    """
+
+    factor: float = arg(Float(min=0), "the factor of the added loss", default=0.01)
+
+
+@call("balance", "bias")
+class BalanceBias(Call):
+    """A bias for each expert joins its score for the choice, not for the weight. After each step it grows where an
+    expert got fewer tokens of the global batch than the mean, and falls where it got more (Wang et al. 2024,
+    arXiv:2408.15664).
+    """
+
+    rate: float = arg(Float(min=0), "what a step adds to a bias, or takes from it; 0 leaves the biases", default=0.001)
+
+
+@call("layer", "moe")
+class MixtureOfExperts(Call):
+    """Gated networks of which each token uses `top_k`, picked and weighed by a router; no token is dropped (Shazeer et
+    al. 2017, arXiv:1701.06538).
+    """
+
+    experts: int = arg(Int(min=1), "the number of gated networks")
+    top_k: int = arg(_SIZE, "the experts of a token")
+    hidden: int = arg(_SIZE, "the width inside an expert, a multiple of 8")
+    shared: int = arg(Int(min=0), "experts that see every token, as one network of `shared * hidden`", default=0)
+    score: str = arg(word("softmax", "sigmoid"), "the router's scores, in float32", default="softmax")
+    normalize: bool = arg(Bool(), "divide the weights of a token by their sum", default=True)
+    scale: float = arg(Float(above=0), "the factor of the weights", default=1.0)
+    balance: Call | None = arg(calls("balance"), "what keeps experts equally busy", default=None, shown="none")
+    capacity: float | None = arg(
+        Float(above=0), "tokens that an expert takes, over its even share", default=None, shown="none: all"
+    )
+
+
+@call("experts", "moe")
+class BlockExperts(MixtureOfExperts):
+    """The same in the blocks of a network, in place of their gated networks."""
+
+
+_EXPERTS = calls("experts")
+_EXPERTS_DOC = "a mixture of experts in place of the gated network"
+
+
 @call("layer")
 class TransformerBlock(Call):
     """Attention and a two-layer network of ratio times the width, each normalised before and added to its input."""
@@ -303,7 +351,7 @@ class LlamaBlock(Call):
     """
 
     heads: int = arg(_SIZE, _HEADS_DOC)
-    hidden: int = arg(_SIZE, "the width inside the gated network")
+    hidden: int | None = arg(_SIZE, "the width inside the gated network", default=None, shown="none, with `experts`")
     kv_heads: int | None = arg(_SIZE, _KV_DOC, default=None, shown="heads")
     head_dim: int | None = arg(_SIZE, _HEAD_DIM_DOC, default=None, shown=_BY_HEADS)
     rope_theta: float = arg(_THETA, _THETA_DOC, default=10_000.0)
@@ -314,6 +362,7 @@ class LlamaBlock(Call):
     bias: bool = arg(Bool(), "give the attention's projections biases", default=False)
     mlp_bias: bool = arg(Bool(), "give the gated network biases", default=False)
     norm_eps: float = arg(_EPS, "added to the mean squares", default=1e-6)
+    experts: Call | None = arg(_EXPERTS, _EXPERTS_DOC, default=None, shown="none")
 
 
 @call("layer", "lstm")
@@ -432,7 +481,7 @@ class Llama(Call):
     layers: int = arg(_SIZE, "the number of blocks")
     width: int = arg(_SIZE, "the width of the blocks")
     heads: int = arg(_SIZE, _HEADS_DOC)
-    hidden: int = arg(_SIZE, "the width inside the gated networks")
+    hidden: int | None = arg(_SIZE, "the width inside the gated networks", default=None, shown="none, with `experts`")
     context: int = arg(_SIZE, "the longest sequence")
     kv_heads: int | None = arg(_SIZE, _KV_DOC, default=None, shown="heads")
     head_dim: int | None = arg(_SIZE, _HEAD_DIM_DOC, default=None, shown=_BY_HEADS)
@@ -448,6 +497,10 @@ class Llama(Call):
     norm_eps: float = arg(_EPS, "added to the mean squares", default=1e-6)
     tie: bool = arg(Bool(), "let the head use the embedding's weight", default=False)
     init_std: float = arg(Float(min=0), "the deviation of initial weights", default=0.02)
+    experts: Call | None = arg(
+        _EXPERTS, "a mixture of experts in place of the gated networks", default=None, shown="none"
+    )
+    dense_layers: int = arg(Int(min=0), "the first blocks, which keep their gated networks", default=0)
 
 
 @call("network", "python", open=True)

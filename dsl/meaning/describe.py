@@ -9,6 +9,7 @@ from dslc.dsl.words import article, listed, quoted
 # The name of each category in messages; the plural adds an s.
 CATEGORIES = {
     "layer": "layer", "rope_scaling": "rotary scaling", "network": "network",
+    "experts": "mixture of experts", "balance": "way to balance experts",
     "loss": "loss", "source": "source", "optimizer": "optimizer",
     "lr_schedule": "learning rate schedule", "lr_scale": "scaling rule", "precision": "precision",
     "recompute": "recomputation", "gradients": "gradient exchange", "gpus": "choice of GPUs", "launch": "launcher",

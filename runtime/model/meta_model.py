@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import ModelStep
-from dslc.compiler.trace.private_torch import AnyBatchNorm, own_buffers, own_parameters
+from dslc.compiler.trace.private_torch import own_buffers, own_parameters
 from dslc.compiler.trace.structures import attribute_tensors
 from dslc.runtime.model.errors import ModelError
 from dslc.runtime.model.module_builder import (
@@ -80,10 +80,10 @@ class Blank:
             yield init.parameter, initial_value(init, self.step.seed)
         for name, spots in self.spots.items():
             owner, attribute = spots[0]
-            if isinstance(owner, AnyBatchNorm) and attribute in own_buffers(owner):
-                old = getattr(owner, attribute)
+            if attribute in own_buffers(owner):
+                old, is_variance = getattr(owner, attribute), attribute == "running_var"
                 # Not `empty_like`, which for a meta tensor loads sympy: 0.3 s.
-                yield name, torch.full(old.shape, int(attribute == "running_var"), dtype=old.dtype)
+                yield name, torch.full(old.shape, int(is_variance), dtype=old.dtype)
 
     # ------------------------------------------------------------------------------------------ a user's own model
 

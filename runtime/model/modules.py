@@ -17,10 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dslc.runtime.model.experts.expert_modules import Experts, MixtureOfExperts, Router
 from dslc.runtime.model.llama_modules import GatedMLP, GroupedAttention, LlamaBlock
 
 # Classes of other files that the builder finds here.
-__all__ = ["GatedMLP", "GroupedAttention", "LlamaBlock"]
+__all__ = ["Experts", "GatedMLP", "GroupedAttention", "LlamaBlock", "MixtureOfExperts", "Router"]
 
 
 def _expect(module: nn.Module, *parts: str) -> None:

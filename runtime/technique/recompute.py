@@ -37,7 +37,7 @@ from dslc.runtime.technique import sample_draws
 Context: TypeAlias = contextlib.AbstractContextManager[object]
 Contexts = Callable[[], tuple[Context, Context]]  # of the first pass and of the second
 
-_KEPT = ("mm", "addmm", "bmm", "baddbmm", "convolution", *ATTENTION)
+_KEPT = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convolution", *ATTENTION)
 _NOISELESS = ("torch.nn.", "dslc.runtime.")  # modules of these packages draw random numbers only in dropout
 
 

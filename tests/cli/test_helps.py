@@ -51,6 +51,8 @@ WITHOUT = {
     "E0223": CHOICE,
     "E0226": NETWORK,
     "E0227": NETWORK,
+    "E0228": NETWORK,
+    "E0230": NETWORK,
     "E0305": CHOICE,
     "E0311": DATA,
     "E0314": CHOICE,

@@ -64,6 +64,11 @@ NETWORKS = {
         "llama(layers = 4, width = 128, heads = 4, kv_heads = 2, hidden = 344, context = 64, vocab = 256)",
         "stdlib()",
     ),
+    "experts": (
+        "llama(layers = 4, width = 128, heads = 4, context = 64, vocab = 256, hidden = 344, dense_layers = 1, "
+        "experts = moe(experts = 8, top_k = 2, hidden = 96, shared = 1, score = sigmoid, balance = bias(0)))",
+        "stdlib()",
+    ),
     "tiny": ("vit(layers = 3, width = 16, heads = 2, patch = 4, dropout = 0.1)", "digits()"),
     "own": (f'python("{HELPERS}/frozen_networks:plain")', "digits()"),
     "own frozen": (f'python("{HELPERS}/frozen_networks:frozen")', "digits()"),
@@ -176,6 +181,7 @@ CASES = (
     Case(network="convnet", batch=64, ranks=2, zero=3),
     Case(network="resnet", batch=32, optimizer="sgd(lr = 0.1, momentum = 0.9)"),
     Case(network="resnet", batch=32, ranks=2, zero=2),
+    Case(network="experts", recompute="selective", precision="bf16"),
     Case(network="vit", batch=32, ranks=4, zero=3, precision="bf16"),
     Case(ranks=2, tensor=2),
     Case(ranks=2, tensor=2, precision="bf16", recompute="full"),
@@ -191,6 +197,12 @@ CASES = (
 )
 # More plans of the tensor and the pipeline axis, unknown when the rules of the account were written.
 MORE = (
+    Case(network="experts"),
+    Case(network="experts", ranks=2, zero=3, recompute="full"),
+    Case(network="experts", ranks=2, zero=2, microbatches=2),
+    Case(network="experts", ranks=2, precision="bf16(level = O2)"),
+    Case(network="experts", ranks=2, pipeline=2, microbatches=4, schedule="zero_bubble"),
+    Case(network="experts", ranks=2, context=2, precision="bf16"),
     Case(network="llama"),
     Case(network="llama", ranks=2, context=2, precision="bf16"),
     Case(network="llama", ranks=2, zero=3, recompute="full"),

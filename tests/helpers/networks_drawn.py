@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count, sdpa_flop_count
 
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.program import ModelStep
@@ -261,11 +261,19 @@ def batch(source: SourceFacts, size: int, device: str) -> Tensor:
 
 
 def counted_flops(graph: ModelGraph, source: SourceFacts, size: int = 2) -> tuple[tuple[int, ...], float, float]:
-    """Returns output shape, forward and backward FLOPs of one sample, as torch counts them on the meta device."""
-    model = skeleton(step_of(graph))
-    mapping = {torch.ops.aten.convolution_backward: _convolution_backward}
+    """Returns output shape, forward and backward FLOPs of one sample, as torch counts them: on the meta device, unless
+    the network has grouped products, which torch computes there in 16 bits alone.
+    """
+    device = "cpu" if any(init.parameter.endswith("gate_up_proj") for init in graph.inits) else "meta"
+    model = skeleton(step_of(graph)) if device == "meta" else build_model(step_of(graph), device)
+    mapping = {
+        torch.ops.aten.convolution_backward: _convolution_backward,
+        torch.ops.aten._grouped_mm: _grouped_product,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    }
     with FlopCounterMode(display=False, custom_mapping=mapping) as forward:
-        y = model(batch(source, size, "meta"))
+        y = model(batch(source, size, device))
     with FlopCounterMode(display=False, custom_mapping=mapping) as backward:
         y.backward(torch.empty_like(y))
     return tuple(y.shape[1:]), forward.get_total_flops() / size, backward.get_total_flops() / size
@@ -290,6 +298,20 @@ def _convolution_backward(
     """
     each: int = conv_flop_count(list(x), list(w), list(grad), transposed=False)
     return each * (int(mask[0]) + int(mask[1]))
+
+
+def _grouped_product(a: Any, b: Any, *_: Any, **__: Any) -> int:
+    """Each row meets one matrix; for the gradient of the weights, rows of both sides meet."""
+    return 2 * int(a[0]) * int(a[1]) * int(b[-1])
+
+
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query, key, value))
+
+
+def _attention_backward(_grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """Torch counts twice the forward pass: without the products that the CPU's kernel computes again."""
+    return 2 * _attention(query, key, value)
 
 
 def saved(graph: ModelGraph, *, low: bool) -> int:

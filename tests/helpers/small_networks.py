@@ -10,6 +10,8 @@ from dslc.dsl.language.registry import Call
 from helpers.networks_drawn import classes, of, tokens
 
 LLAMA: dict[str, Any] = {"layers": 3, "width": 24, "heads": 4, "hidden": 40, "context": 16}
+BLOCKS: dict[str, Any] = {"layers": 2, "width": 24, "heads": 4, "kv_heads": 2, "context": 16}
+EXPERTS: dict[str, Any] = {"experts": 6, "top_k": 2, "hidden": 16}
 SIZES: dict[str, tuple[Call, SourceFacts]] = {
     "gpt": (of(s.GPT, layers=2, width=32, heads=4, context=16), tokens(16, 50)),
     "gpt, shorter sequences": (of(s.GPT, layers=1, width=16, heads=2, context=16, dropout=0.1), tokens(9, 50)),
@@ -20,6 +22,22 @@ SIZES: dict[str, tuple[Call, SourceFacts]] = {
         tokens(9, 50),
     ),
     "qwen3": (of(s.Llama, **LLAMA, head_dim=8, kv_heads=1, qk_norm=True, activation="gelu_tanh"), tokens(12, 50)),
+    "mixtral": (of(s.Llama, **BLOCKS, experts=of(s.BlockExperts, **EXPERTS)), tokens(12, 50)),
+    "qwen3 of experts": (
+        of(s.Llama, **BLOCKS, qk_norm=True, experts=of(s.BlockExperts, **EXPERTS, normalize=False)),
+        tokens(9, 50),
+    ),
+    "deepseek": (
+        of(
+            s.Llama,
+            **LLAMA,
+            dense_layers=1,
+            experts=of(
+                s.BlockExperts, **EXPERTS, shared=2, score="sigmoid", scale=2.5, balance=of(s.BalanceBias, rate=0.0)
+            ),
+        ),
+        tokens(16, 50),
+    ),
     "mlp": (of(s.MLP, widths=(16, 8), dropout=0.1, activation="gelu"), classes(4, 1, 8, 8)),
     "mlp without hidden layers": (of(s.MLP, widths=()), classes(4, 6)),
     "mlp of tanh": (of(s.MLP, widths=(8,), activation="tanh"), classes(3, 5)),

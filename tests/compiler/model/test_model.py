@@ -82,6 +82,7 @@ def test_kept_bytes_are_what_hooks_see(drawn: Drawn) -> None:
 IMAGES = SourceFacts(input=fact(2, 6, 6))
 SIGNALS = SourceFacts(input=fact(2, 6))
 STEPS = SourceFacts(input=fact(5, 4))
+WIDE_STEPS = SourceFacts(input=fact(5, 8))
 # Each comes after a layer that keeps only its input, so that its own kept bytes decide.
 ONE_OF_EACH: list[tuple[Call, SourceFacts]] = [
     *((layer, IMAGES) for layer in POINTWISE),
@@ -110,6 +111,8 @@ ONE_OF_EACH: list[tuple[Call, SourceFacts]] = [
     (of(s.GatedMLP, hidden=5), STEPS),
     (of(s.GatedMLP, hidden=7, activation="relu", bias=True), STEPS),
     (of(s.LlamaBlock, heads=2, kv_heads=1, hidden=7, rope_scaling=of(s.Llama3Scaling, factor=8.0)), STEPS),
+    (of(s.MixtureOfExperts, experts=4, top_k=3, hidden=8), WIDE_STEPS),
+    (of(s.MixtureOfExperts, experts=4, top_k=4, hidden=16, shared=1, score="sigmoid", normalize=False), WIDE_STEPS),
     (of(s.LastStep), STEPS),
     (of(s.MeanSteps), STEPS),
     (of(s.PatchEmbedding, patch=3, width=4), IMAGES),
@@ -129,9 +132,10 @@ def test_each_layer_alone_is_torchs(layer: Call, source: SourceFacts) -> None:
     before: tuple[Call, ...] = ()
     if source in (IMAGES, SIGNALS):
         before = (of(s.Conv2d if source is IMAGES else s.Conv1d, channels=2, padding=1),)
-    elif source is STEPS:
-        before = (of(s.Linear, features=4),)
-    after = () if isinstance(layer, s.LastStep | s.MeanSteps) else (of(s.MeanSteps),) if source is STEPS else ()
+    elif source in (STEPS, WIDE_STEPS):
+        before = (of(s.Linear, features=source.input.shape[1]),)
+    is_sequence = source in (STEPS, WIDE_STEPS)
+    after = () if isinstance(layer, s.LastStep | s.MeanSteps) else (of(s.MeanSteps),) if is_sequence else ()
     for network in ((layer, of(s.Linear, features=2)), (*before, layer, *after, of(s.Linear, features=2))):
         graph = built(network, source)
         assert counted_flops(graph, source) == (graph.output.shape, graph.forward_flops, graph.backward_flops)

@@ -1,0 +1,180 @@
+"""The arithmetic of mixtures of experts: the router, the experts' grouped products, and the layer made of them.
+
+Each token takes `top_k` rows, whatever experts it goes to: on ranks that hold all experts, memory and FLOPs of a layer
+do not depend on the routing. The axis of experts changes that (compiler/placement). torch's FLOP counter leaves grouped
+products out, and they are counted here like other products.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+
+from dslc.compiler.model.layers import added, wants_numbers
+from dslc.compiler.model.tape import Tape, argument_spans, layer
+from dslc.compiler.model.value import Value
+from dslc.dsl.language import layers as s
+from dslc.dsl.language.registry import Call
+from dslc.dsl.record import record
+from dslc.dsl.remedy import join_remedies, remedy, remove_at, set_argument
+
+WIDTH_STEP = 8  # rows of a grouped product begin at multiples of 16 bytes, in 16 bits too
+_INDEX = 8  # bytes of an int64
+
+
+@record
+class ExpertRouter(Call):
+    """The router of a mixture: `top_k` experts of each token, and their weights."""
+
+    word = "router"
+    spec: s.MixtureOfExperts
+
+
+@record
+class GroupedExperts(Call):
+    """The experts of a mixture, on rows that are sorted by expert."""
+
+    word = "experts"
+    spec: s.MixtureOfExperts
+
+
+@layer(s.MixtureOfExperts, s.BlockExperts, recomputable=True)
+def mixture_of_experts(spec: s.MixtureOfExperts, x: Value, t: Tape) -> Value:
+    wants_numbers(spec, x, t)
+    if not x.shape:
+        t.fail("E0201", "`moe` works on the last dim, and one number without dims comes in", spec)
+    _check(spec, x, t)
+    width, spans = x.shape[-1], argument_spans(spec)
+    tokens = x.count // width
+    pairs = tokens * spec.top_k
+    t.module(".MixtureOfExperts")
+    weights = t.child("gate", ExpertRouter(spec=spec, **spans), x)
+    operand = t.cast(x)
+    if operand.autocast is not x.autocast:
+        operand = t.operation(x, gives=operand)
+    if x.grad:
+        t.keep_bytes(_INDEX * pairs, _INDEX * pairs)  # the place of each pair among the sorted rows
+    rows = t.operation(operand, gives=operand.new(pairs, width, sequence=True))
+    results = t.child("experts", GroupedExperts(spec=spec, **spans), rows)
+    if results.grad:
+        t.keep_bytes(_INDEX * pairs, _INDEX * pairs)  # the pair of each sorted row
+    results = t.operation(results, gives=results.new(pairs, width))
+    y = _weighted(weights, results, x, t)
+    if not spec.shared:
+        return y
+    z = t.child("shared_experts", s.GatedMLP(hidden=spec.shared * spec.hidden, **spans), x)
+    return t.operation(y, z, gives=added(y, z), adds=True)
+
+
+@layer(ExpertRouter)
+def router(layer_spec: ExpertRouter, x: Value, t: Tape) -> Value:
+    spec, width = layer_spec.spec, x.shape[-1]
+    tokens, has_bias = x.count // width, isinstance(spec.balance, s.BalanceBias)
+    t.module(
+        ".Router",
+        width=width,
+        experts=spec.experts,
+        top_k=spec.top_k,
+        score=spec.score,
+        normalize=spec.normalize,
+        scale=spec.scale,
+        balanced=has_bias,
+    )
+    bound = 1 / sqrt(width)
+    t.parameter("weight", (spec.experts, width), "uniform", -bound, bound)
+    if has_bias:
+        t.buffer("e_score_correction_bias", (spec.experts,), "float32")
+    logits = t.product(x, x.count * spec.experts, tokens, spec.experts)
+    logits = t.operation(t.cast(x), gives=logits)
+    scores = logits.new(tokens, spec.experts, low=False)
+    if logits.grad:
+        t.keep(scores)
+    scores = t.operation(logits, gives=scores)
+    weights = scores.new(tokens, spec.top_k)
+    if scores.grad:
+        t.keep_bytes(_INDEX * weights.count, _INDEX * weights.count)
+    weights = t.operation(scores, gives=weights)
+    if spec.normalize:
+        if weights.grad:
+            t.keep(weights)
+            t.keep_bytes(4 * tokens, 4 * tokens)
+        weights = t.operation(weights, gives=weights.new(*weights.shape))
+    return weights if spec.scale == 1.0 else t.operation(weights, gives=weights.new(*weights.shape))
+
+
+@layer(GroupedExperts)
+def grouped_experts(layer_spec: GroupedExperts, x: Value, t: Tape) -> Value:
+    spec, (rows, width) = layer_spec.spec, x.shape
+    experts, hidden = spec.experts, spec.hidden
+    t.module(".Experts", experts=experts, width=width, hidden=hidden)
+    bound = 1 / sqrt(width)
+    t.parameter("gate_up_proj", (experts, 2 * hidden, width), "uniform", -bound, bound)
+    both = t.product(x, rows * width * 2 * hidden, rows, 2 * hidden, weight="gate_up_proj")
+    both = t.operation(x, gives=both)
+    activated = both.new(rows, hidden)
+    if both.grad:
+        t.keep(both)
+        t.keep(activated)
+    activated = t.operation(both, gives=activated)
+    product = t.operation(activated, both, gives=both.new(rows, hidden))
+    bound = 1 / sqrt(hidden)
+    t.parameter("down_proj", (experts, width, hidden), "uniform", -bound, bound)
+    return t.operation(product, gives=t.product(product, rows * hidden * width, rows, width, weight="down_proj"))
+
+
+def _weighted(weights: Value, results: Value, x: Value, t: Tape) -> Value:
+    """Returns the sum of each token's results, by its weights: a batched product."""
+    factors = t.cast(weights)
+    if factors.autocast is not weights.autocast:
+        factors = t.operation(weights, gives=factors)
+    if weights.grad:
+        t.keep(results)
+    if results.grad:
+        t.keep(factors)
+    t.forward += 2 * results.count
+    t.backward += 2 * results.count * (weights.grad + results.grad)
+    y = t.computed(x.new(*x.shape, low=True, grad=weights.grad or results.grad))
+    return t.operation(factors, results, gives=y)
+
+
+def _check(spec: s.MixtureOfExperts, x: Value, t: Tape) -> None:
+    if spec.top_k > spec.experts:
+        t.fail(
+            "E0229",
+            f"a token cannot go to {spec.top_k} of {spec.experts} experts",
+            spec,
+            "top_k",
+            label=f"{spec.top_k} > {spec.experts}",
+            help=remedy(set_argument(spec.span, "top_k", spec.experts), ", or more experts"),
+        )
+    if spec.capacity is not None:
+        t.fail(
+            "E0231",
+            "a `capacity` drops tokens, and this version drops none",
+            spec,
+            "capacity",
+            help=remedy(remove_at(spec.value_span("capacity"))),
+        )
+    if isinstance(spec.balance, s.BalanceLoss) or (isinstance(spec.balance, s.BalanceBias) and spec.balance.rate > 0):
+        t.fail(
+            "E0232",
+            "this version does not balance experts",
+            spec,
+            "balance",
+            help=remedy(remove_at(spec.value_span("balance"))),
+        )
+    if spec.hidden % WIDTH_STEP:
+        near = [n for n in (spec.hidden // WIDTH_STEP * WIDTH_STEP, -(-spec.hidden // WIDTH_STEP) * WIDTH_STEP) if n]
+        t.fail(
+            "E0230",
+            f"a grouped product needs widths that are multiples of {WIDTH_STEP}, and `hidden` is {spec.hidden}",
+            spec,
+            "hidden",
+            help=remedy(join_remedies(" or ", [remedy(set_argument(spec.span, "hidden", n)) for n in near])),
+        )
+    if x.shape[-1] % WIDTH_STEP:
+        t.fail(
+            "E0230",
+            f"a grouped product needs widths that are multiples of {WIDTH_STEP}, and {x} comes in",
+            spec,
+            help=f"a width that is a multiple of {WIDTH_STEP}",
+        )

@@ -1,0 +1,167 @@
+"""A mixture of experts: a router picks some gated networks for each token, and their results are summed by weight
+(Shazeer et al. 2017, arXiv:1701.06538).
+
+Model: no token is dropped. The rows of all tokens are sorted by expert, and all experts multiply in one grouped product
+(`torch.nn.functional.grouped_mm`). Parameters have the names and shapes of `transformers`, so that its weights fit.
+
+Contract: rows reach an expert in the order of the tokens, and the results of a token are summed in the order of its
+experts' scores: both passes are deterministic. Each sorted row belongs to one pair of token and expert, so that its
+gradient is read, not added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+_SMALLEST_SUM = 1e-20  # as `transformers` guards the sum of the weights
+
+
+class Router(nn.Module):
+    """Picks `top_k` experts for each token, and weighs them.
+
+    Scores are computed in float32. With `balanced`, a bias for each expert joins the scores for the choice, but not for
+    the weights (Wang et al. 2024, arXiv:2408.15664).
+    """
+
+    e_score_correction_bias: Tensor | None
+
+    def __init__(
+        self, width: int, experts: int, top_k: int, score: str, normalize: bool, scale: float, balanced: bool
+    ) -> None:
+        super().__init__()
+        self.top_k = top_k
+        self.score = score
+        self.normalize = normalize
+        self.scale = scale
+        self.weight = nn.Parameter(torch.empty(experts, width))
+        self.register_buffer("e_score_correction_bias", torch.zeros(experts) if balanced else None)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the experts of each token and their weights, both (tokens, top_k)."""
+        logits = F.linear(tokens, self.weight)
+        scores = logits.float().sigmoid() if self.score == "sigmoid" else logits.softmax(-1, dtype=torch.float32)
+        if self.e_score_correction_bias is None:
+            weights, chosen = scores.topk(self.top_k, -1)
+        else:
+            chosen = (scores.detach() + self.e_score_correction_bias).topk(self.top_k, -1).indices
+            weights = scores.gather(-1, chosen)
+        if self.normalize:
+            weights = weights / (weights.sum(-1, keepdim=True) + _SMALLEST_SUM)
+        return chosen, weights if self.scale == 1.0 else weights * self.scale
+
+    def extra_repr(self) -> str:
+        return f"experts={self.weight.shape[0]}, top_k={self.top_k}, score={self.score}"
+
+
+class Experts(nn.Module):
+    """The gated networks, each parameter stacked over the experts (on a rank of an expert axis, over its own)."""
+
+    def __init__(self, experts: int, width: int, hidden: int) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.empty(experts, 2 * hidden, width))
+        self.down_proj = nn.Parameter(torch.empty(experts, width, hidden))
+
+    def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """Returns the experts' results, (rows, width). `rows` are sorted by expert, and `counts` has those of each."""
+        ends = counts.cumsum(0).to(torch.int32)
+        gate, up = _grouped_product(rows, self.gate_up_proj, ends).chunk(2, -1)
+        return _grouped_product(F.silu(gate) * up, self.down_proj, ends)
+
+    def extra_repr(self) -> str:
+        experts, width, hidden = self.down_proj.shape
+        return f"experts={experts}, width={width}, hidden={hidden}"
+
+
+Dispatch = Callable[[Experts, Tensor, Tensor], Tensor]
+
+
+def dispatch_locally(experts: Experts, rows: Tensor, counts: Tensor) -> Tensor:
+    """Returns the results of experts that are all on this rank."""
+    result: Tensor = experts(rows, counts)
+    return result
+
+
+class MixtureOfExperts(nn.Module):
+    """A router and its experts over the last dim, with a gated network that sees every token if there is one.
+
+    Parts: `gate`, `experts`, and `shared_experts` if there are any. `dispatch` may be replaced, for example by a
+    function that sends rows to the ranks that hold their experts; it takes the experts, rows sorted by expert and the
+    rows of each of all experts, and returns a result for each row in the same order.
+    """
+
+    gate: nn.Module
+    experts: nn.Module
+    shared_experts: nn.Module | None
+    dispatch: Dispatch
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dispatch = dispatch_locally
+        for part in ("gate", "experts", "shared_experts"):
+            self.register_module(part, None)  # fixes their order, and so that of the parameters
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, -2)
+        chosen, weights = self.gate(tokens)
+        pairs = chosen.flatten()
+        counts = _count(pairs, self.gate.weight.shape[0])
+        order = pairs.argsort(stable=True)
+        places = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
+        rows = _SortRows.apply(_cast(tokens), order, places, weights.shape[1])
+        results = _RestoreRows.apply(self.dispatch(self.experts, rows, counts), order, places)
+        results = results.unflatten(0, weights.shape)
+        out: Tensor = torch.bmm(weights.to(results.dtype).unsqueeze(1), results).view(*x.shape)
+        return out if self.shared_experts is None else out + self.shared_experts(x)
+
+
+def _count(chosen: Tensor, experts: int) -> Tensor:
+    """Returns how often each expert was chosen, int64."""
+    return torch.zeros(experts, dtype=torch.int64, device=chosen.device).scatter_add_(
+        0, chosen, torch.ones_like(chosen)
+    )
+
+
+def _grouped_product(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """Returns each row times the transposed matrix of its expert."""
+    return F.grouped_mm(_cast(rows), _cast(weight).transpose(-2, -1), offs=ends)
+
+
+def _cast(x: Tensor) -> Tensor:
+    """Returns `x` as autocast passes it to a product; autocast does not know grouped products."""
+    device = x.device.type
+    has_autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return x.to(torch.get_autocast_dtype(device)) if has_autocast else x
+
+
+class _SortRows(torch.autograd.Function):
+    """Copies each token once for each of its experts, sorted by expert."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, order: Tensor, places: Tensor, top_k: int) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.top_k = top_k
+        return tokens.index_select(0, order // top_k)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        (places,), (gradient,) = ctx.saved_tensors, gradients
+        return gradient.index_select(0, places).unflatten(0, (-1, ctx.top_k)).sum(1), None, None, None
+
+
+class _RestoreRows(torch.autograd.Function):
+    """Puts rows that were sorted by expert back into the order of the tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, order: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(order)
+        return rows.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (order,), (gradient,) = ctx.saved_tensors, gradients
+        return gradient.index_select(0, order), None, None
