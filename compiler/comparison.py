@@ -129,7 +129,7 @@ DERIVED: Mapping[type, set[str]] = {
     p.ExchangeStep: {"agrees", "pieces"},
     DataStep: {"seed", "whole", "structured", "ignore"},
     DataNode: {"shares", "last_shares", "microbatch", "microbatches"},
-    TrainingNode: {"check_replicas", "chunked", "compiled", "restarts"},
+    TrainingNode: {"check_replicas", "chunked", "compiled", "recomputed", "restarts"},
 }
 _WHERE = {"line", "folder"}  # the place in a file at which something is written
 

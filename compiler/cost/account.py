@@ -35,9 +35,10 @@ micro-batch beside the most that the schedule holds, once without gradients and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from itertools import pairwise
 
 from dslc.compiler.cost.layer_bytes import (
     buffer_bytes,
@@ -62,6 +63,7 @@ from dslc.compiler.placement.sharding import (
 from dslc.compiler.placement.staging import Staging
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.optimizers import PythonOptimizer
+from dslc.dsl.record import Record, record
 
 NEVER = -(1 << 62)  # bytes beside an action that the rank does not have
 SECOND_HALF = "gradients of weights"
@@ -71,6 +73,26 @@ MOST_LAYERS = 3  # layers named at the peak, at most
 def account(staging: Staging, pipeline: int, sizes: LayerSizes) -> MemoryNode:
     """Returns the peak memory of the ranks at one pipeline coordinate."""
     return _Account(staging, pipeline, sizes).highest()
+
+
+@record
+class LayerPeaks(Record):
+    """The highest stops of the layers of a rank, in bytes, for a search over what layers keep.
+
+    A peak is without what earlier layers of the stage keep, and without what the rank holds beside the action.
+    """
+
+    fixed: int  # the highest of the stops that do not depend on what layers keep
+    peaks: Mapping[tuple[int, int, bool], int]  # by action, layer, and whether copies of earlier layers are freed
+    stages: tuple[range, ...]  # the layers of each stage, and the end of the last
+    names: tuple[str, ...]
+    kept: tuple[int, ...]
+    copies: tuple[int, ...]  # what stays of autocast's copies of weights until the backward pass
+
+
+def layer_peaks(staging: Staging, pipeline: int, sizes: LayerSizes) -> LayerPeaks:
+    """Returns the peaks of the layers of the ranks at one pipeline coordinate."""
+    return _PeakRecorder(staging, pipeline, sizes).layer_peaks()
 
 
 class _Account:
@@ -469,3 +491,56 @@ class _Account:
             layers=tuple(LayerShare(name=name, bytes=size) for name, size in most if size > 0),
             rest=state.peak,
         )
+
+
+class _PeakRecorder(_Account):
+    """Walks a step, and records the highest stop of each layer in each action."""
+
+    def layer_peaks(self) -> LayerPeaks:
+        self._fixed = self._action = self._beside = 0
+        self._copies_are_freed = False
+        self._peaks: dict[tuple[int, int, bool], int] = {}
+        self.highest()
+        return LayerPeaks(
+            fixed=self._fixed,
+            peaks=self._peaks,
+            stages=tuple(stage.layers for stage in self._stages),
+            names=tuple(layer.name for layer in self._layers),
+            kept=tuple(after - before for before, after in pairwise(self._before)),
+            copies=tuple(after - before for before, after in pairwise(self._copies)),
+        )
+
+    def _enter(self, stage: StageMemory, kind: str, beside_bytes: int) -> None:
+        super()._enter(stage, kind, beside_bytes)
+        self._action, self._beside = self._action + 1, beside_bytes
+
+    def _leave(
+        self, engine: UnshardedMemory | ShardedMemory, n: int, activations: int, gradients: int, *, is_final: bool
+    ) -> int:
+        self._copies_are_freed = True
+        gradients = super()._leave(engine, n, activations, gradients, is_final=is_final)
+        self._copies_are_freed = False
+        return gradients
+
+    def _stop(
+        self,
+        label: str,
+        layer: int | None,
+        gradients: int,
+        communication: int,
+        activations: int,
+        *,
+        phase: Phase = "pass",
+        by_layer: bool | None = None,
+    ) -> None:
+        super()._stop(label, layer, gradients, communication, activations, phase=phase, by_layer=by_layer)
+        total = self._always + gradients + communication + activations + self._others
+        if by_layer is False or (by_layer is None and phase != "pass"):
+            self._fixed = max(self._fixed, total)
+        elif self._beside != NEVER:
+            n, first = len(self._bytes) if layer is None else layer, self._first
+            earlier = self._before[n] - self._before[first]
+            if not self._copies_are_freed:
+                earlier = self._activations_before(n)
+            key = self._action, n, self._copies_are_freed
+            self._peaks[key] = max(self._peaks.get(key, 0), total - self._beside - earlier)

@@ -49,6 +49,7 @@ from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.rules.data.images import picture_step
 from dslc.compiler.rules.parallelism.exchange import exchange_span
 from dslc.dsl.language import calls as c
+from dslc.dsl.language.blocks import RecomputeBudget
 from dslc.dsl.language.goals import EarlyStopping, Goal, RewindOnSpike, SpikeResponse
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
@@ -163,7 +164,10 @@ def _recompute(analysis: Analysis) -> p.RecomputeStep:
     recompute = analysis.job.memory.recompute
     modules = recomputed(analysis.job, analysis.model) if analysis.model else ()
     kind = recompute if isinstance(recompute, str) else "full"
-    return p.RecomputeStep(kind=kind if modules else "none", modules=modules)  # type: ignore[arg-type]
+    budget = recompute.peak if isinstance(recompute, RecomputeBudget) else 0
+    blocks = sum(layer.recomputable for layer in analysis.model.layers) if analysis.model and budget else 0
+    step = p.RecomputeStep(modules=modules, budget=budget, blocks=blocks)
+    return replace(step, kind=kind) if modules else step  # type: ignore[arg-type]
 
 
 def _compiled(analysis: Analysis) -> tuple[str, ...]:

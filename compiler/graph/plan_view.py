@@ -15,6 +15,7 @@ from dslc.compiler.graph.stored import plan_hash
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir import records
 from dslc.compiler.ir.actions import ForwardAhead
+from dslc.compiler.ir.number_text import byte_text
 from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode, TopologyNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.placement.axes import AXES, crosses_nodes
@@ -23,7 +24,7 @@ from dslc.compiler.placement.shares import largest
 from dslc.dsl.language.augmentations import NORMALIZED
 from dslc.dsl.language.optimizers import Optimizer
 from dslc.dsl.language.registry import CALLS
-from dslc.dsl.words import plural
+from dslc.dsl.words import plural, shorten_list
 
 MOST_MATRICES = 4  # that a view names
 PRECISIONS = {dtype: word for word, dtype in DTYPES.items()}
@@ -226,6 +227,7 @@ def _training(plan: PlanGraph) -> records.TrainingNode:
         clip_value=training.clip_value,
         compiled=_compiled(training, plan.one(p.LossStep)),
         chunked=_chunked(plan.one(p.LossStep)),
+        recomputed=_recomputed(plan.one(p.RecomputeStep)),
         seed=training.seed,
         restarts=training.restarts,
         check_replicas=training.check_replicas,
@@ -256,6 +258,15 @@ def _compiled(training: p.Training, loss: p.LossStep) -> str:
 def _chunked(loss: p.LossStep) -> str:
     """Returns how a head computes the loss in chunks, in words; "" if the loss takes whole logits."""
     return f"`{loss.head}` and the loss in {plural(loss.chunks, 'chunk')} of a micro-batch" if loss.head else ""
+
+
+def _recomputed(step: p.RecomputeStep) -> str:
+    """Names the blocks that a budget recomputes; "" without a budget."""
+    if not step.budget:
+        return ""
+    names = f" ({shorten_list(step.modules)})" if step.modules else ""
+    count = f"{len(step.modules)} of {plural(step.blocks, 'block')}"
+    return f"{count}{names}, for a peak of {byte_text(step.budget)}"
 
 
 def optimizer_text(step: p.OptimizerStep) -> str:

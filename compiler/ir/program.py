@@ -16,19 +16,31 @@ from typing import Literal, TypeAlias
 from dslc.compiler.ir.actions import Payload
 from dslc.compiler.ir.data_steps import AugmentStep, DataStep, PictureStep, SamplerStep
 from dslc.compiler.ir.memory import MemoryNode
-from dslc.compiler.ir.steps import Arguments, CutDraw, InitStep, ModuleStep, PythonFunction, StepPhases, StreamStep
+from dslc.compiler.ir.steps import (
+    Arguments,
+    AverageStep,
+    CutDraw,
+    InitStep,
+    ModuleStep,
+    PythonFunction,
+    RecomputeStep,
+    StepPhases,
+    StreamStep,
+)
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import QuantizedWeight
 from dslc.dsl.record import Record, record
 
 __all__ = [  # names defined elsewhere
     "AugmentStep",
+    "AverageStep",
     "CutDraw",
     "DataStep",
     "InitStep",
     "ModuleStep",
     "PictureStep",
     "PythonFunction",
+    "RecomputeStep",
     "SamplerStep",
     "StepPhases",
     "StreamStep",
@@ -321,27 +333,6 @@ class GradientStep(Record):
     accumulate: bool = False  # fsdp: gradients stay whole until the last micro-batch (ZeRO-1)
     averages: int = 1  # ranks over which a mean is taken in place of a sum; each loss is multiplied by as many
     exchange: ExchangeStep | None = None
-
-
-@record
-class AverageStep(Record):
-    """An exponential moving average of the weights, by which they are evaluated; runtime/technique/ema.py takes it."""
-
-    decay: float
-    every: int = 1  # steps
-    warmup: bool = False
-    after: int = 0  # steps
-    power: float | None = None
-    inv_gamma: float = 1.0
-    min_decay: float = 0.0
-
-
-@record
-class RecomputeStep(Record):
-    """Modules that run again in the backward pass. `selective` keeps the results of products and of attention."""
-
-    kind: Literal["none", "full", "selective"] = "none"
-    modules: tuple[str, ...] = ()
 
 
 @record

@@ -354,6 +354,7 @@ class TrainingNode(Record):
     clip_value: float | None = None
     compiled: str = ""  # what torch.compile compiles, in words
     chunked: str = ""  # how the loss is computed in chunks, in words
+    recomputed: str = ""  # the blocks that a budget recomputes, in words
     seed: int
     restarts: int = 0
     check_replicas: int = 0  # steps

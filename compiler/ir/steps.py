@@ -111,3 +111,26 @@ class CutDraw(Record):
     size: int
     parts: tuple[int, ...] = ()
     columns: bool = False
+
+
+@record
+class RecomputeStep(Record):
+    """Modules that run again in the backward pass. `selective` keeps the results of products and of attention."""
+
+    kind: Literal["none", "full", "selective"] = "none"
+    modules: tuple[str, ...] = ()
+    budget: int = 0  # bytes of a rank, for which the modules were chosen; 0 if the job names them
+    blocks: int = 0  # that the choice was made of
+
+
+@record
+class AverageStep(Record):
+    """An exponential moving average of the weights, by which they are evaluated; runtime/technique/ema.py takes it."""
+
+    decay: float
+    every: int = 1  # steps
+    warmup: bool = False
+    after: int = 0  # steps
+    power: float | None = None
+    inv_gamma: float = 1.0
+    min_decay: float = 0.0

@@ -24,6 +24,7 @@ from dslc.compiler.ir.nodes import LayerNode, ModelGraph, ParameterNode
 from dslc.compiler.placement.exchange import ExchangePolicy, exchange_of
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import SPLITS_BACKWARD
+from dslc.dsl.language.blocks import RecomputeBudget
 from dslc.dsl.language.calls import BCE, L1, MSE, CrossEntropy, EveryNthBlock, Fp16, Fp32
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.optimizers import Device, Muon
@@ -140,6 +141,8 @@ def recomputed(job: JobSpec, model: ModelGraph) -> tuple[str, ...]:
     recompute = job.memory.recompute
     if recompute == "none":
         return ()
+    if isinstance(recompute, RecomputeBudget) and recompute.blocks is not None:
+        return recompute.blocks
     return tuple(blocks[:: recompute.n]) if isinstance(recompute, EveryNthBlock) else tuple(blocks)
 
 

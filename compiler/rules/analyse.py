@@ -24,6 +24,7 @@ from dslc.compiler.placement.tensor_plan import TensorPlan, tensor_plan
 from dslc.compiler.placement.workload import measure_out
 from dslc.compiler.rules import rule_table
 from dslc.compiler.rules.analysis import Analysis, PipelinePlan
+from dslc.compiler.rules.choice.recompute_budget import SEARCH, choose_recomputation, without_choice
 from dslc.compiler.rules.job_rules import check_hosts, check_launch_texts, check_supported
 from dslc.compiler.rules.memory import check_memory, check_promises
 from dslc.compiler.rules.parallelism import pipeline as pipeline_rules
@@ -32,6 +33,7 @@ from dslc.compiler.rules.parallelism.sharding import check_own_model
 from dslc.compiler.rules.rule_table import KnownFacts, check_rules
 from dslc.dsl.bounds import TRIED, WORK
 from dslc.dsl.diagnostics import Diagnostic, Findings, Report, judge, passes, recorded
+from dslc.dsl.language.blocks import RecomputeBudget
 from dslc.dsl.language.calls import NetworkLoss, PythonSource, parts_of
 from dslc.dsl.language.job import JobSpec
 
@@ -56,7 +58,7 @@ def analyse(
     follow from those are not reported. `sound`: no error is known yet. `reuse` is passed from one analysis of a job to
     the next.
     """
-    reuse = reuse or Reuse()
+    reuse, job = reuse or Reuse(), without_choice(job)
     known, fine = yield from judge(_known_facts(job, facts, broken, reuse, sound=sound))
     readable = _is_fine(broken, "model", "data", "train", "evaluate", "parallelism")
     analysis = None
@@ -88,6 +90,10 @@ def _analysis(known: KnownFacts, reuse: Reuse) -> Findings[Analysis | None]:
             schedule=pipeline.schedule,
             optimizer=known.facts.optimizer,
         )
+        if isinstance(job.memory.recompute, RecomputeBudget):
+            job = choose_recomputation(staging)
+            staging = replace(staging, job=job)
+            reuse.spent += SEARCH * layout.work(len(model.layers))
         costs = reuse.costs(staging)
     return Analysis(
         job=job,

@@ -1,4 +1,4 @@
-"""Compares the account with the device's memory and the job's promises: E0501, E0502, W0503.
+"""Compares the account with the device's memory and the job's promises: E0501, E0502, W0503, E0509.
 
 If a job does not fit, the message says when and where its peak is, and the largest kind and layer in it. It lists the
 changes that would make the job fit. Each such change is really made to the job, which is analysed again under all the
@@ -9,6 +9,7 @@ tried. If no pair is enough, one change of each kind is added, each time the cha
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,19 +21,21 @@ from dslc.compiler.ir.actions import handed_in
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.number_text import byte_text, percent_text, time_text
 from dslc.compiler.ir.records import source_text
-from dslc.compiler.placement.sharding import low_copy, low_precision
+from dslc.compiler.placement.sharding import low_copy, low_precision, splits_backward
 from dslc.dsl.bounds import ACTIONS
 from dslc.dsl.diagnostics import Diagnostic
 from dslc.dsl.language import calls as c
+from dslc.dsl.language.auto_fields import value_text
+from dslc.dsl.language.blocks import RecomputeBudget
 from dslc.dsl.language.job import JobSpec, Promise
-from dslc.dsl.language.registry import Call
+from dslc.dsl.language.registry import AUTO, Call
 from dslc.dsl.record import Record, record
 from dslc.dsl.remedy import Edit, Fix, join_remedies, remedy, set_field
 
 if TYPE_CHECKING:
     from dslc.compiler.rules.analysis import Analysis
 
-MOST_REMEDIES = 5
+MOST_REMEDIES = 7
 
 
 class Reanalysis(Protocol):
@@ -51,6 +54,7 @@ class Reanalysis(Protocol):
 def check_memory(analysis: Analysis, again: Reanalysis) -> Iterator[Diagnostic]:
     """Checks the peak against `memory.limit` or the device's memory. `again` analyses a changed job."""
     job, layout = analysis.job, analysis.layout
+    yield from _check_budget(analysis, again)
     limit = job.memory.limit or layout.hardware.memory
     if not analysis.costs or limit is None or _peak(analysis) <= limit:
         return
@@ -59,7 +63,25 @@ def check_memory(analysis: Analysis, again: Reanalysis) -> Iterator[Diagnostic]:
         f"{_holder(analysis)} would hold {byte_text(_peak(analysis))} at its peak, over a limit of {byte_text(limit)}",
         job.memory.value_span("limit") if job.memory.is_set("limit") else job.devices.value_span("kind"),
         label=blame(_worst(analysis)),
-        help=remedies(analysis, lambda peak: peak <= limit, again),
+        help=remedies(analysis, limit, again),
+    )
+
+
+def _check_budget(analysis: Analysis, again: Reanalysis) -> Iterator[Diagnostic]:
+    """Reports a budget of recomputation that no choice of blocks meets."""
+    budget = analysis.job.memory.recompute
+    if not isinstance(budget, RecomputeBudget) or not analysis.costs or _peak(analysis) <= budget.peak:
+        return
+    if splits_backward(analysis.job):  # E0444
+        return
+    choices = "no choice of recomputed blocks" if budget.exact else "no choice that was compared"
+    yield Diagnostic(
+        "E0509",
+        f"{choices} keeps {_holder(analysis)} within {byte_text(budget.peak)}: the smallest peak is "
+        f"{byte_text(_peak(analysis))}",
+        budget.value_span("peak"),
+        label=blame(_worst(analysis)),
+        help=remedies(analysis, budget.peak, again),
     )
 
 
@@ -103,6 +125,7 @@ class Change(Record):
     edits: tuple[Edit, ...]
     make: Callable[[JobSpec], JobSpec]
     rank: int = 0
+    combines: bool = True  # whether it is tried with other changes
 
 
 @record
@@ -116,22 +139,22 @@ class _Remedy(Record):
         return (rank, time or 0.0, _flops(self.found), _traffic(self.found))
 
 
-def remedies(analysis: Analysis, enough: Callable[[int], bool], again: Reanalysis) -> str:
-    """Returns the changes after which the peak is `enough`, each with its price, best first."""
+def remedies(analysis: Analysis, limit: int, again: Reanalysis) -> str:
+    """Returns the changes after which the peak is at most `limit`, each with its price, best first."""
     known = again(analysis.job)[1]
-    tried = [(change, _reanalyse(analysis, (change,), again, known)) for change in _changes(analysis)]
+    tried = [(change, _reanalyse(analysis, (change,), again, known)) for change in _changes(analysis, limit)]
     possible = [(change, found) for change, found in tried if found is not None]
-    fitting = [_Remedy(changes=(change,), found=found) for change, found in possible if enough(_peak(found))]
+    fitting = [_Remedy(changes=(change,), found=found) for change, found in possible if _peak(found) <= limit]
     if not fitting:
-        lighter = [change for change, found in possible if _peak(found) < _peak(analysis)]
+        lighter = [change for change, found in possible if change.combines and _peak(found) < _peak(analysis)]
         for pair in combinations(lighter, 2):
             if pair[0].what != pair[1].what:
                 found = _reanalyse(analysis, pair, again, known)
-                if found is not None and enough(_peak(found)):
+                if found is not None and _peak(found) <= limit:
                     fitting.append(_Remedy(changes=pair, found=found))
     if not fitting:
-        together = _combined_remedy(analysis, lighter, enough, again, known)
-        if together is None or not enough(_peak(together.found)):
+        together = _combined_remedy(analysis, lighter, limit, again, known)
+        if together is None or _peak(together.found) > limit:
             return _none(together, again)
         fitting = [together]
     best = _cheapest_by_kind(sorted(fitting, key=_Remedy.key))[:MOST_REMEDIES]
@@ -141,13 +164,13 @@ def remedies(analysis: Analysis, enough: Callable[[int], bool], again: Reanalysi
 
 
 def _combined_remedy(
-    analysis: Analysis, lighter: list[Change], enough: Callable[[int], bool], again: Reanalysis, known: frozenset[str]
+    analysis: Analysis, lighter: list[Change], limit: int, again: Reanalysis, known: frozenset[str]
 ) -> _Remedy | None:
-    """Adds changes one by one until the peak is `enough` or no change lowers it, changes of lower rank first."""
+    """Adds changes one by one until the peak is within `limit` or no change lowers it, changes of lower rank first."""
     joined = None
     for rank in range(3):
         left = [change for change in lighter if change.rank == rank]
-        while left and not (joined and enough(_peak(joined.found))):
+        while left and not (joined and _peak(joined.found) <= limit):
             before = joined.changes if joined else ()
             tried = [
                 _Remedy(changes=(*before, change), found=found)
@@ -188,8 +211,8 @@ def _reanalyse(
     return found if found is not None and found.costs and codes <= known else None
 
 
-def _changes(analysis: Analysis) -> Iterator[Change]:
-    """Yields single changes, from small to large of each kind."""
+def _changes(analysis: Analysis, limit: int) -> Iterator[Change]:
+    """Yields single changes that may lower the peak to `limit`, from small to large of each kind."""
     job, layout = analysis.job, analysis.layout
     parallelism = job.parallelism
     if layout.sizes["data"] * layout.sizes["context"] > 1:
@@ -207,6 +230,14 @@ def _changes(analysis: Analysis) -> Iterator[Change]:
         word = f"every({recompute.n})" if isinstance(recompute, c.EveryNthBlock) else recompute
         edits = _edits("memory.recompute", word)
         yield Change(what="recompute", edits=edits, make=_set("memory", recompute=recompute))
+    if not splits_backward(job):
+        budget = RecomputeBudget(peak=limit)
+        edits = _edits("memory.recompute", value_text(budget))
+        make = _set("memory", recompute=budget)
+        yield Change(what="recompute by budget", edits=edits, make=make, combines=False)
+    if isinstance(job.model.loss, c.CrossEntropy) and job.model.loss.chunks == 1:
+        loss = replace(job.model.loss, chunks=AUTO)
+        yield Change(what="chunks", edits=_edits("model.loss.chunks", AUTO), make=_set("model", loss=loss))
     if layout.device == "cuda":
         for moved in (("optimizer",), ("optimizer", "parameters"), ("activations",)):
             if not set(moved) <= set(job.memory.offload):
@@ -387,7 +418,8 @@ def _actual_text(analysis: Analysis, promise: Promise, value: str) -> str:
 
 def _help(analysis: Analysis, promise: Promise, again: Reanalysis) -> str:
     if promise.name == "peak_memory" and promise.operator in ("<", "<="):
-        return remedies(analysis, lambda peak: _holds(promise, peak), again)
+        limit = math.floor(promise.value) if promise.operator == "<=" else math.ceil(promise.value) - 1
+        return remedies(analysis, limit, again)
     return "`dslc plan` shows how it is computed"
 
 

@@ -336,6 +336,7 @@ def _training(plan: PlanView) -> list[str]:
         ("clip", _clip(training)),
         *([("compiled", training.compiled)] if training.compiled else []),
         *([("logits", training.chunked)] if training.chunked else []),
+        *([("recomputed", training.recomputed)] if training.recomputed else []),
         ("seed", str(training.seed)),
     ]
     if training.on_spike:

@@ -76,7 +76,12 @@ def memory_table(canvas: Canvas, plan: PlanView, x: float, y: float) -> tuple[fl
             text = byte_text(getattr(memory, kind)) if memory else "…"
             left = x + 104 + 78 * column
             canvas.write(f"memory {kind} {column}", left, top, 76, text, size=9.5, align="r", bold=kind == "peak")
-    return 104 + 78 * max(2, len(columns)), 31 + 14 * (len(kinds) + 1)
+    rows = len(kinds) + 1
+    if plan.training.recomputed:
+        text = f"recomputed: {plan.training.recomputed}"
+        canvas.write("memory recomputed", x + 18, y + 31 + 14 * rows, 400, text, size=9, ink=FAINT)
+        rows += 1
+    return 104 + 78 * max(2, len(columns)), 31 + 14 * rows
 
 
 _Column = tuple[str, MemoryNode | None]

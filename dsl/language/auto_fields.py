@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dslc.dsl.language.blocks import MemorySpec, ParallelismSpec
+from dslc.dsl.language import units
+from dslc.dsl.language.blocks import MemorySpec, ParallelismSpec, RecomputeBudget
 from dslc.dsl.language.calls import EveryNthBlock
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Place, fields
@@ -74,6 +75,8 @@ def value_text(value: object) -> str:
     """Writes the value of a searched field in the language."""
     if isinstance(value, EveryNthBlock):
         return f"every({value.n})"
+    if isinstance(value, RecomputeBudget):
+        return f"budget({units.write(value.peak, 'bytes')})"
     return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)
 
 

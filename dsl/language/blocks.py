@@ -28,6 +28,7 @@ from dslc.dsl.language.registry import (
     arg,
     auto_or,
     block,
+    call,
     calls,
     either,
     measure,
@@ -240,6 +241,15 @@ class ParallelismSpec(Block):
         default=Allreduce(),
         shown="allreduce()",
     )
+
+
+@call("recompute", "budget")
+class RecomputeBudget(Call):
+    """The blocks whose recomputation keeps the peak of each rank within a budget, with the least arithmetic."""
+
+    peak: int = arg(measure("bytes", above=0), "the most that a rank may hold at its peak")
+    blocks: tuple[str, ...] | None = None  # what the compiler chose; before that None, which stands for all blocks
+    exact: bool = True  # whether all choices were compared
 
 
 @block

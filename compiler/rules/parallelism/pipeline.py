@@ -1,4 +1,4 @@
-"""Rules of the pipeline axis. E0412 to E0414, E0430 to E0432, E0434, E0435, W0433, W0436, W0664."""
+"""Rules of the pipeline axis. E0412 to E0414, E0430 to E0432, E0434, E0435, E0444, W0433, W0436, W0664."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dslc.compiler.placement.sharding import offloaded, sharding_of, trained
 from dslc.compiler.placement.staging import holders, repeated_uses, unsendable
 from dslc.dsl.bounds import ACTIONS, WORK
 from dslc.dsl.diagnostics import Diagnostic, Note
+from dslc.dsl.language.blocks import RecomputeBudget
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.remedy import either_field, remedy, set_field
 from dslc.dsl.source import Span
@@ -70,6 +71,9 @@ def _unsplit(job: JobSpec, layout: Layout) -> Iterator[tuple[str, str, Span | No
         why = "and torch recomputes what `selective` dropped only once"
         help = remedy(set_field("memory.recompute", "none"), ", which takes less memory here than `full`")
         yield "E0431", why, job.memory.value_span("recompute"), help
+    if isinstance(job.memory.recompute, RecomputeBudget):
+        why = "and recomputed blocks then hold more than they save"
+        yield "E0444", why, job.memory.value_span("recompute"), remedy(set_field("memory.recompute", "none"))
 
 
 def has_piece_fault(model: ModelGraph) -> bool:

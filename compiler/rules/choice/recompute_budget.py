@@ -1,0 +1,253 @@
+"""Chooses the blocks that are recomputed, for `memory.recompute = budget(…)`: the peak of each rank stays within the
+budget, with the least arithmetic.
+
+Model: a rank's peak is the highest stop of its account (compiler/cost/account.py). A stop of layer n is the sum of
+three parts: a peak of the layer, which depends on whether it and the layer before it are recomputed; what earlier
+layers of the stage keep; and what the rank holds beside the action. The last grows with what its stages keep in all. So
+the layers are gone through in order. Of the choices so far only those remain that no other choice surpasses: in FLOPs,
+in kept bytes, and in the highest stop of each action. The account itself decides which of the final ones fit.
+
+Contract: exact, as tests compare with all choices of small networks, unless more than `MOST_STATES` choices remain at a
+layer (`RecomputeBudget.exact`). Limits: a schedule that splits the backward pass has no budget (E0444).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from operator import le
+from typing import NamedTuple
+
+from dslc.compiler.cost.account import LayerPeaks, account, layer_peaks
+from dslc.compiler.cost.rank_stages import LayerSizes
+from dslc.compiler.ir.nodes import LayerNode
+from dslc.compiler.placement.sharding import splits_backward
+from dslc.compiler.placement.staging import Staging
+from dslc.dsl.language.blocks import RecomputeBudget
+from dslc.dsl.language.job import JobSpec
+
+SEARCH = 6  # work of the search, in accounts of a plan
+MOST_STATES = 4096  # choices that remain at a layer, at most
+
+
+def choose_recomputation(staging: Staging) -> JobSpec:
+    """Returns the job with the blocks of its budget chosen; those of the smallest peak if none fit.
+
+    A job whose schedule splits the backward pass recomputes all blocks.
+    """
+    job, model = staging.job, staging.model
+    budget = job.memory.recompute
+    assert isinstance(budget, RecomputeBudget)
+    every_block = tuple(layer.name for layer in model.layers if layer.recomputable)
+    if splits_backward(job) or not every_block:
+        return _with_blocks(job, every_block)
+    ranks = range(staging.layout.sizes["pipeline"])
+    none = _with_blocks(job, ())
+    if all(_peak(staging, none, pipeline) <= budget.peak for pipeline in ranks):
+        return none
+    blocks: set[str] = set()
+    is_exact = True
+    for pipeline in ranks:
+        search = _RankSearch(staging, pipeline, frozenset(blocks))
+        chosen = search.cheapest(budget.peak)
+        blocks |= search.lowest() if chosen is None else chosen
+        is_exact &= search.is_exact
+    return _with_blocks(job, tuple(name for name in every_block if name in blocks), is_exact)
+
+
+def without_choice(job: JobSpec) -> JobSpec:
+    """Returns the job as it was before the blocks of its budget were chosen."""
+    budget = job.memory.recompute
+    if not isinstance(budget, RecomputeBudget) or budget.blocks is None:
+        return job
+    return replace(job, memory=replace(job.memory, recompute=replace(budget, blocks=None, exact=True)))
+
+
+def _with_blocks(job: JobSpec, blocks: tuple[str, ...], is_exact: bool = True) -> JobSpec:
+    budget = job.memory.recompute
+    assert isinstance(budget, RecomputeBudget)
+    return replace(job, memory=replace(job.memory, recompute=replace(budget, blocks=blocks, exact=is_exact)))
+
+
+def _peak(staging: Staging, job: JobSpec, pipeline: int) -> int:
+    staging = replace(staging, job=job)
+    return account(staging, pipeline, LayerSizes(staging)).peak
+
+
+class _Choice(NamedTuple):
+    """A choice for the layers so far, in bytes. Compared by cost first."""
+
+    cost: int  # FLOPs; of equal FLOPs, fewer blocks cost less
+    kept: int  # by the layers of the current stage
+    copies: int  # copies of weights that these layers keep
+    totals: tuple[int, ...] = ()  # what earlier stages of the rank keep
+    highest: tuple[int, ...] = ()  # stop of each action
+    blocks: int = 0  # a bit for each layer of the rank that is recomputed
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.kept, self.kept + self.copies, *self.totals, *self.highest
+
+
+class _LayerBytes(NamedTuple):
+    """A layer that is recomputed or not, after one that is or is not."""
+
+    peaks: tuple[tuple[int, bool, int], ...]  # (action, whether copies are freed, bytes)
+    kept: int
+    copies: int
+
+
+_Key = tuple[bool, bool]  # whether the layer before a layer is recomputed, and whether the layer is
+
+
+class _RankSearch:
+    """The search over the layers of the ranks at one pipeline coordinate. `others` are blocks of earlier ranks."""
+
+    def __init__(self, staging: Staging, pipeline: int, others: frozenset[str]) -> None:
+        self._staging, self._pipeline, self._others = staging, pipeline, others
+        self._layers = {layer.name: layer for layer in staging.model.of_a_rank}
+        self._has_schedule = staging.schedule is not None
+        self._bytes: list[dict[_Key, _LayerBytes]] = []
+        self._fixed, self._actions = 0, dict[int, int]()
+        for peaks, flags in self._recorded():
+            self._add(peaks, flags)
+        self.is_exact = True
+
+    def cheapest(self, limit: int) -> set[str] | None:
+        """Returns the blocks with the least arithmetic whose peak is within the limit; None if there are none."""
+        if self._fixed > limit:
+            return None
+        for choice in sorted(self._choices(limit)):
+            if self._peak(choice) <= limit:
+                return self._blocks(choice)
+        return None
+
+    def lowest(self) -> set[str]:
+        """Returns the blocks with the lowest peak."""
+        return self._blocks(min((self._peak(choice), choice) for choice in self._choices(None))[1])
+
+    def _blocks(self, choice: _Choice) -> set[str]:
+        return {name for n, name in enumerate(self._names) if choice.blocks >> n & 1}
+
+    def _peak(self, choice: _Choice) -> int:
+        return _peak(self._staging, self._job_with(self._blocks(choice) | self._others), self._pipeline)
+
+    def _job_with(self, blocks: set[str]) -> JobSpec:
+        names = (layer.name for layer in self._staging.model.layers if layer.recomputable)
+        return _with_blocks(self._staging.job, tuple(name for name in names if name in blocks))
+
+    # ---------------------------------------------------------------------------------------------- bytes of layers
+
+    def _recorded(self) -> Iterator[tuple[LayerPeaks, Mapping[str, _Key]]]:
+        """Walks the step four times: with no block recomputed, all, every other one, and the rest. A layer and the one
+        before it have then been in each of their four states.
+        """
+        layers = self._staging.model.layers
+        for remainders in ((), (0, 1), (0,), (1,)):
+            blocks = [layer.recomputable and n % 2 in remainders for n, layer in enumerate(layers)]
+            flags = {
+                layer.name: (before, own) for layer, before, own in zip(layers, [False, *blocks], blocks, strict=False)
+            }
+            job = self._job_with({layer.name for layer, own in zip(layers, blocks, strict=True) if own})
+            staging = replace(self._staging, job=job)
+            yield layer_peaks(staging, self._pipeline, LayerSizes(staging)), flags
+
+    def _add(self, recorded: LayerPeaks, flags: Mapping[str, _Key]) -> None:
+        self._fixed, self._stages = max(self._fixed, recorded.fixed), recorded.stages
+        self._names = recorded.names
+        by_layer: list[list[tuple[int, bool, int]]] = [[] for _ in range(len(recorded.names) + 1)]
+        for (action, layer, is_freed), size in recorded.peaks.items():
+            number = self._actions.setdefault(action if self._has_schedule else 0, len(self._actions))
+            by_layer[layer].append((number, is_freed, size))
+        if not self._bytes:
+            self._bytes = [{} for _ in by_layer]
+        for n, name in enumerate(recorded.names):
+            layer_bytes = _LayerBytes(tuple(by_layer[n]), recorded.kept[n], recorded.copies[n])
+            self._bytes[n][flags[name]] = layer_bytes
+        self._bytes[-1][False, False] = _LayerBytes(tuple(by_layer[-1]), 0, 0)  # the loss
+
+    # --------------------------------------------------------------------------------------------------- the search
+
+    def _choices(self, limit: int | None) -> list[_Choice]:
+        """Returns the choices that no other one surpasses. With a limit and without a schedule, all of them fit."""
+        tracks = self._has_schedule or limit is None  # else each stop is compared with the limit at once
+        front = {_FrontKey(): [_Choice(0, 0, 0, highest=(0,) * len(self._actions) if tracks else ())]}
+        starts = {stage.start for stage in self._stages}
+        for n, name in enumerate((*self._names, None)):
+            if n in starts and n > 0:
+                front = _end_stage(front)
+            extended: dict[_FrontKey, list[_Choice]] = {}
+            for last, choices in front.items():
+                layer = self._layers[name] if name is not None else None
+                for own in (False, True) if layer is not None and layer.recomputable else (False,):
+                    firsts = (*last.firsts, own) if n in starts and self._has_schedule else last.firsts
+                    cost = self._cost(layer) if layer is not None and own else 0
+                    layer_bytes = self._bytes[n].get((last.block, own)) or self._bytes[n][False, False]
+                    found = extended.setdefault(_FrontKey(own, firsts), [])
+                    for choice in choices:
+                        after = _extend(choice, layer_bytes, None if self._has_schedule else limit)
+                        if after is not None:
+                            found.append(after._replace(cost=choice.cost + cost, blocks=choice.blocks | own << n))
+            front = {last: self._without_surpassed(choices) for last, choices in extended.items()}
+        return [choice for choices in front.values() for choice in choices]
+
+    def _cost(self, layer: LayerNode) -> int:
+        return layer.forward_flops * len(self._names) + 1
+
+    def _without_surpassed(self, choices: list[_Choice]) -> list[_Choice]:
+        remaining: list[_Choice] = []
+        ascending: list[tuple[int, int]] = []  # of two sizes: the lowest second ones by the first
+        for choice in sorted(choices):
+            sizes = choice.sizes
+            if len(sizes) == 2:
+                if not _lowers(ascending, *sizes):
+                    continue
+            elif any(all(map(le, other.sizes, sizes)) for other in remaining):
+                continue
+            remaining.append(choice)
+        if len(remaining) <= MOST_STATES:
+            return remaining
+        self.is_exact = False
+        return [*remaining[:: len(remaining) // MOST_STATES + 1], remaining[-1]]
+
+
+class _FrontKey(NamedTuple):
+    """Whether the last layer so far is recomputed, and of a pipeline the first layer of each stage so far."""
+
+    block: bool = False
+    firsts: tuple[bool, ...] = ()
+
+
+def _end_stage(front: Mapping[_FrontKey, list[_Choice]]) -> dict[_FrontKey, list[_Choice]]:
+    ended: dict[_FrontKey, list[_Choice]] = {}
+    for last, choices in front.items():
+        ended.setdefault(_FrontKey(firsts=last.firsts), []).extend(
+            choice._replace(kept=0, copies=0, totals=(*choice.totals, choice.kept + choice.copies))
+            for choice in choices
+        )
+    return ended
+
+
+def _extend(choice: _Choice, layer: _LayerBytes, limit: int | None) -> _Choice | None:
+    """Returns the choice with a further layer; None if a stop of it is above the limit."""
+    highest = list(choice.highest)
+    for action, is_freed, size in layer.peaks:
+        size += choice.kept + (0 if is_freed else choice.copies)
+        if limit is not None and size > limit:
+            return None
+        if highest:
+            highest[action] = max(highest[action], size)
+    return choice._replace(kept=choice.kept + layer.kept, copies=choice.copies + layer.copies, highest=tuple(highest))
+
+
+def _lowers(ascending: list[tuple[int, int]], first: int, second: int) -> bool:
+    """Adds a pair to those whose second sizes fall as the first ones rise; returns False if one surpasses it."""
+    place = bisect_right(ascending, (first, second))
+    if place and ascending[place - 1][1] <= second:
+        return False
+    end = place
+    while end < len(ascending) and ascending[end][1] >= second:
+        end += 1
+    ascending[place:end] = [(first, second)]
+    return True
