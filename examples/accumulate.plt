@@ -1,5 +1,6 @@
 # Micro-batches: the same digits, each rank working through its share of a batch in four pieces. The training is the same
 # as without them, only slower and smaller in memory; layer norm, because batch statistics would depend on the pieces.
+# The records go to TensorBoard, with the job and the diagram of its plan, and to a table.
 model {
   network = [
     conv2d(16, padding = 1), relu(), max_pool2d(2),
@@ -32,4 +33,8 @@ train {
 evaluate {
   every   = 1 epoch
   metrics = [loss, accuracy, top_k(3)]
+}
+
+log {
+  loggers = [tensorboard(), csv()]
 }

@@ -20,8 +20,8 @@ from dslc.compiler.show.picture import SUFFIXES
 from dslc.compiler.show.picture import write as write_picture
 from dslc.compiler.show.plan_scatter import PlanPoint, draw_plans
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.language.auto_fields import SEARCHED, auto_fields
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.meaning.auto_fields import SEARCHED, auto_fields
 from dslc.dsl.meaning.load import load_each
 from dslc.dsl.meaning.write import write
 from dslc.dsl.plain import plain, plain_lines

@@ -39,6 +39,9 @@ EXTRAS = {
     "torchao": "weights in 4 or 8 bits: `pretrained(…, quantize = nf4)`",
     "testing": "`dslc.testing`: properties of jobs",
     "lm-eval": "`dslc evaluate --lm-eval`",
+    "wandb": "`wandb(…)` loggers",
+    "mlflow": "`mlflow(…)` loggers",
+    "trackio": "`trackio(…)` loggers",
     "lsp": "`dslc lsp`: the language server for editors",
 }
 FOR_DEVELOPERS = ("dev", "docs")

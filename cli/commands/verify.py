@@ -15,7 +15,7 @@ from dslc.compiler.facts.checkpoint_names import name_of
 from dslc.compiler.ir.program import CheckpointStep, ObserveMode, PrecisionStep
 from dslc.compiler.placement.layout import lay_out
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.language.auto_fields import auto_fields
+from dslc.dsl.meaning.auto_fields import auto_fields
 from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.plain import plain_lines
 from dslc.dsl.words import shorten_list

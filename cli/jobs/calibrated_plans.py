@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from dslc.dsl.language.auto_fields import auto_fields, value_text, with_values, without_auto
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.meaning.auto_fields import auto_fields, value_text, with_values, without_auto
 
 Settings = Mapping[str, object]  # values of searched fields, by path
 

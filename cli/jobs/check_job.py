@@ -13,9 +13,9 @@ from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.rules.elastic import analyse_counts
 from dslc.dsl.bounds import LOOKS, MISTAKES
 from dslc.dsl.diagnostics import Diagnostic, Findings, Note, Report, TooManyErrors, judge, passes
-from dslc.dsl.language.auto_fields import auto_fields, without_auto
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Range
+from dslc.dsl.meaning.auto_fields import auto_fields, without_auto
 from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.show import render
 from dslc.jobs.choose_plan import choose_fields

@@ -18,8 +18,8 @@ from dslc.compiler.rules.choice.choose import choose_plan, untraced, with_plan
 from dslc.compiler.rules.choice.plan_choice import PlanChoice, PricedPlan
 from dslc.compiler.rules.choice.search import Progress
 from dslc.dsl.diagnostics import Diagnostic, Findings, Report, TooManyErrors
-from dslc.dsl.language.auto_fields import SEARCHED, auto_fields, settings_text, without_auto
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.meaning.auto_fields import SEARCHED, auto_fields, settings_text, without_auto
 from dslc.dsl.meaning.load import LoadResult
 from dslc.probe.collect_facts import collect_facts
 

@@ -29,6 +29,7 @@ from dslc.jobs.choose_plan import with_choice
 from dslc.jobs.launcher_environment import counts_there, world_for
 from dslc.jobs.preflight import check_needs
 from dslc.jobs.worst_batch import check_worst_batches
+from dslc.loggers.start import feed_loggers
 from dslc.runs.run_folder import claim_folder
 from dslc.runtime.launchers.world import World
 from dslc.runtime.process.program_file import write_program
@@ -215,10 +216,11 @@ def train(
     with claim_folder(folder, ready.program, goes_on=goes_on):
         write_run_directory(ready, folder)
         begin(folder, ready.program.steps)
-        with draw(folder):
-            outcome = launch(ready.program, ready.places, folder)
-        cut_off = outcome.failure is not None or outcome.stopped_at == 0
-        return outcome, None if cut_off else report_on(ready, folder, outcome.steps)
+        with feed(ready, folder):
+            with draw(folder):
+                outcome = launch(ready.program, ready.places, folder)
+            cut_off = outcome.failure is not None or outcome.stopped_at == 0
+            return outcome, None if cut_off else report_on(ready, folder, outcome.steps)
 
 
 def launch(
@@ -256,6 +258,12 @@ def show_failure(outcome: Outcome, *, what: str = "training", before: str = "") 
 
     said = describe(outcome).replace("training failed", f"{what} failed", 1)
     print(plain_lines(f"{before}{said}".expandtabs()), file=sys.stderr)
+
+
+def feed(ready: Ready, folder: str) -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which the loggers of libraries that the job names receive the records and files of a run."""
+    assert ready.loaded.job is not None
+    return feed_loggers(ready.loaded.job, ready.program.checkpoint, folder)
 
 
 @contextlib.contextmanager

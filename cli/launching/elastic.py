@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
-from dslc.jobs.prepare_run import Ready, draw, launch, report_on, write_run_directory
+from dslc.jobs.prepare_run import Ready, draw, feed, launch, report_on, write_run_directory
 from dslc.launching.config_consistency import (
     ANSWER,
     Then,
@@ -115,11 +115,14 @@ class _ElasticTraining:
         """Trains to the end, and returns the outcome and, on the coordinator, the contents of report.json."""
         until = time.monotonic() + self._job.program.timeout
         program, places = group.gather(lambda: self.gathered(group), 1, until, lambda: False, has_met=True)
-        with draw(self.folder) if group.is_coordinator else contextlib.nullcontext():
-            outcome = launch(program, places, self.folder, group=group, gathered=lambda: self.gathered(group))
-        if not group.is_coordinator or outcome.failure is not None or outcome.stopped_at == 0:
-            return outcome, None
-        return outcome, report_on(self.ready, self.folder, outcome.steps)
+        with contextlib.ExitStack() as contexts:
+            if group.is_coordinator:
+                contexts.enter_context(feed(self.ready, self.folder))
+            with draw(self.folder) if group.is_coordinator else contextlib.nullcontext():
+                outcome = launch(program, places, self.folder, group=group, gathered=lambda: self.gathered(group))
+            if not group.is_coordinator or outcome.failure is not None or outcome.stopped_at == 0:
+                return outcome, None
+            return outcome, report_on(self.ready, self.folder, outcome.steps)
 
     def claim(self, folder: str) -> bool:
         """Locks the run directory of a training whose coordinator is gone; returns whether that was possible."""

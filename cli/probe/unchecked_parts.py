@@ -18,6 +18,7 @@ from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language.calls import PythonLoss, PythonSource, parts_of
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
+from dslc.dsl.language.loggers import PythonLogger
 from dslc.dsl.language.lr_schedules import PythonSchedule
 from dslc.dsl.language.metrics import PythonMetric
 from dslc.dsl.language.optimizers import PythonOptimizer
@@ -82,7 +83,7 @@ def _user_code(analysis: Analysis) -> Iterator[tuple[str, bool, bool]]:
     yield "its optimizer", isinstance(job.train.optimizer, PythonOptimizer), model is not None
     yield "its sampler", any(isinstance(call, PythonNumbers) for call in numbers), True
     yield "its hooks", bool(job.train.hooks), True
-    yield "its loggers", bool(job.log.loggers), True
+    yield "its loggers", any(isinstance(logger, PythonLogger) for logger in job.log.loggers), True
     yield "its learning rate schedule", isinstance(job.train.lr_schedule, PythonSchedule), True
 
 

@@ -23,6 +23,7 @@ from dslc.compiler.rules.training.metrics import takes_classes
 from dslc.dsl.diagnostics import Diagnostic, Findings, Note, Report
 from dslc.dsl.language.calls import PythonCall, PythonLoss, PythonStep
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.loggers import LibraryLogger, PythonLogger
 from dslc.dsl.language.lr_schedules import PythonSchedule
 from dslc.dsl.language.metrics import PythonMetric, TorchMetric
 from dslc.dsl.language.optimizers import PythonOptimizer
@@ -372,9 +373,15 @@ def _trained(job: JobSpec, model: ModelGraph) -> list[tuple[tuple[str, ...], tup
 
 
 def try_followers(trial: Trial) -> Findings[None]:
-    """Looks at the methods of hooks and loggers, which are not made: that may begin something."""
+    """Looks at the methods of hooks and loggers, which are not made: that may begin something. Looks for the libraries
+    of other loggers.
+    """
     job = trial.job
-    for call, what in [*((each, "hook") for each in job.train.hooks), *((each, "logger") for each in job.log.loggers)]:
+    for logger in job.log.loggers:
+        if isinstance(logger, LibraryLogger) and logger.library and not importlib.util.find_spec(logger.library):
+            yield missing_library(logger.extra, logger.span)
+    own_loggers = [logger for logger in job.log.loggers if isinstance(logger, PythonLogger)]
+    for call, what in [*((hook, "hook") for hook in job.train.hooks), *((logger, "logger") for logger in own_loggers)]:
         named = trial.function(call)
 
         def use(function: Callable[..., UserValue], named: PythonFunction = named, what: str = what) -> None:

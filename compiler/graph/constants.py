@@ -53,6 +53,7 @@ from dslc.dsl.language.blocks import RecomputeBudget
 from dslc.dsl.language.goals import EarlyStopping, Goal, RewindOnSpike, SpikeResponse
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
+from dslc.dsl.language.loggers import PythonLogger, TensorBoardLogger
 from dslc.dsl.language.lr_schedules import Plateau, PythonSchedule, Schedule
 from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.language.registry import Call, Quantity
@@ -100,7 +101,7 @@ def constants(analysis: Analysis) -> Iterator[tuple[str, NodeRecord]]:
 
 def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> p.Training:
     job, layout, workload = analysis.job, analysis.layout, analysis.workload
-    every, check_replicas = job.evaluate.every, job.train.check_replicas
+    every, check_replicas, loggers = job.evaluate.every, job.train.check_replicas, job.log.loggers
     return p.Training(
         timeout=job.launch.timeout,
         restarts=job.launch.restarts,
@@ -127,11 +128,11 @@ def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> p.Trainin
         early_stopping=goal_step(job.train.early_stopping),
         own_step=python_function(job.train.step) if isinstance(job.train.step, c.PythonStep) else None,
         log_every=in_steps(job.log.every, workload) or 1,
-        tensorboard=job.log.tensorboard,
+        tensorboard=job.log.tensorboard and not any(isinstance(logger, TensorBoardLogger) for logger in loggers),
         hooks=tuple(
             p.HookStep(python=python_function(hook), everywhere=hook.ranks == "all") for hook in job.train.hooks
         ),
-        loggers=tuple(map(python_function, job.log.loggers)),
+        loggers=tuple(python_function(logger) for logger in loggers if isinstance(logger, PythonLogger)),
         deterministic=job.train.deterministic,
         seed=job.train.seed,
     )

@@ -25,10 +25,10 @@ from dslc.compiler.placement.sharding import low_copy, low_precision, splits_bac
 from dslc.dsl.bounds import ACTIONS
 from dslc.dsl.diagnostics import Diagnostic
 from dslc.dsl.language import calls as c
-from dslc.dsl.language.auto_fields import value_text
 from dslc.dsl.language.blocks import RecomputeBudget
 from dslc.dsl.language.job import JobSpec, Promise
 from dslc.dsl.language.registry import AUTO, Call
+from dslc.dsl.meaning.auto_fields import value_text
 from dslc.dsl.record import Record, record
 from dslc.dsl.remedy import Edit, Fix, join_remedies, remedy, set_field
 

@@ -9,6 +9,7 @@ from dslc.dsl.language import calls as c
 from dslc.dsl.language.exchanges import Allreduce, Exchange
 from dslc.dsl.language.goals import EarlyStopping, Goal, SpikeResponse
 from dslc.dsl.language.layers import Layers, PythonNetwork, TransformersNetwork
+from dslc.dsl.language.loggers import LibraryLogger, PythonLogger
 from dslc.dsl.language.lr_schedules import Constant
 from dslc.dsl.language.metrics import LossMetric
 from dslc.dsl.language.optimizers import Optimizer
@@ -431,7 +432,10 @@ class LogSpec(Block):
     every: Quantity = arg(
         measure("steps", "epochs", above=0), "how often", default=Quantity(10, "steps"), shown="10 steps"
     )
-    tensorboard: bool = arg(Bool(), "write TensorBoard files", default=True)
-    loggers: tuple[c.PythonLogger, ...] = arg(
-        ListOf(calls("logger"), single=True), "objects of yours that are given each record", default=(), shown="none"
+    tensorboard: bool = arg(Bool(), "write TensorBoard files into the run directory", default=True)
+    loggers: tuple[PythonLogger | LibraryLogger, ...] = arg(
+        ListOf(calls("logger"), single=True),
+        'who else gets each record: loggers of libraries, such as `wandb(project = "digits")`, or objects of yours',
+        default=(),
+        shown="none",
     )

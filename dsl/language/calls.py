@@ -513,7 +513,7 @@ class EveryNthBlock(Call):
     n: int = arg(_COUNT, "one block in how many")
 
 
-# ----------------------------------------------------------------------------------------------- hooks, loggers
+# -------------------------------------------------------------------------------------------------------- hooks
 
 
 @call("hook", "python", open=True)
@@ -525,13 +525,6 @@ class PythonHook(PythonCall):
     """
 
     ranks: str = arg(word("first", "all"), "on which ranks it is called", default="first")
-
-
-@call("logger", "python", open=True)
-class PythonLogger(PythonCall):
-    """An object of yours, or what a class or function of yours returns: on rank 0 `log(record)` is given each record of
-    `metrics.jsonl`, a dict, and `close()`, if it has that, is called at the end.
-    """
 
 
 # --------------------------------------------------------------------------------------------- devices, launching

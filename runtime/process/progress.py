@@ -226,7 +226,7 @@ class Watch:
         """Returns the display, made at the first call with the record of `step`."""
         with self._drop_on_full_disk():
             if self._events and self._tensorboard is None:
-                self._tensorboard = TensorBoard(self._run_dir, step)
+                self._tensorboard = TensorBoard(os.path.join(self._run_dir, "tensorboard"), step)
         if self._display is None:
             units = "tokens" if self._job.loss.counts in ("tokens", "kept") else "samples"
             kind = _Bar if self._fancy else _LineDisplay

@@ -232,24 +232,25 @@ class RecordFollower:
                     yield parse_record(line.encode())
 
 
+def metrics_of(record: Record) -> dict[str, float]:
+    """Returns the finite numbers of a record under the names that loggers show: `train/loss`, `phases/data`."""
+    named = {f"{record['split']}/{name}": value for name, value in numbers(record) if value is not None}
+    return named | {f"phases/{phase}": seconds for phase, seconds in phases_of(record).items()}
+
+
 class TensorBoard:
-    """Writes each record's numbers into `<run_dir>/tensorboard`, as `train/loss`, `validation/accuracy`, `train/lr`,
-    and the phases of a step as `phases/data`. In a resumed training TensorBoard drops the earlier events of `step`, its
-    first step, and of later ones.
+    """Writes each record's numbers into `folder`. In a resumed training TensorBoard drops the earlier events of `step`,
+    its first step, and of later ones.
     """
 
-    def __init__(self, run_dir: str, step: int = 1) -> None:
+    def __init__(self, folder: str, step: int = 1) -> None:
         from torch.utils.tensorboard import SummaryWriter  # 0.1 s: not before the first step is done
 
-        folder = os.path.join(run_dir, "tensorboard")
-        self._writer: Any = SummaryWriter(folder, purge_step=step if step > 1 else None)
+        self.writer: Any = SummaryWriter(folder, purge_step=step if step > 1 else None)
 
     def write(self, record: Record) -> None:
-        for name, value in numbers(record):
-            if value is not None:
-                self._writer.add_scalar(f"{record['split']}/{name}", value, record["step"])
-        for phase, seconds in phases_of(record).items():
-            self._writer.add_scalar(f"phases/{phase}", seconds, record["step"])
+        for name, value in metrics_of(record).items():
+            self.writer.add_scalar(name, value, record["step"])
 
     def close(self) -> None:
-        self._writer.close()
+        self.writer.close()

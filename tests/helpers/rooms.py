@@ -54,6 +54,7 @@ ROOMS = (
     "cli/terminal",
     "cli/probe",
     "cli/runs",
+    "cli/loggers",
     "cli/jobs",
     "cli/verification",
     "cli/python_api",

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dslc.compiler.ir.number_text import byte_text, percent_text, time_text
 from dslc.compiler.rules.choice.plan_choice import PlanChoice, PricedPlan
 from dslc.dsl.json_value import Json
-from dslc.dsl.language.auto_fields import settings_text
+from dslc.dsl.meaning.auto_fields import settings_text
 from dslc.dsl.words import plural
 
 HEAD = ("", "plan", "step time", "memory", "bubble", "traffic")

@@ -15,9 +15,9 @@ from dslc.compiler.rules.choice.plan_choice import PlanChoice, PricedPlan
 from dslc.compiler.rules.choice.search import FactsOf, PlanSearch, Progress
 from dslc.compiler.rules.choice.space import PlanSpace
 from dslc.dsl.diagnostics import Diagnostic, Findings, Note, Report
-from dslc.dsl.language.auto_fields import auto_span, with_defaults, with_values
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Range
+from dslc.dsl.meaning.auto_fields import auto_span, with_defaults, with_values
 from dslc.dsl.words import listed, plural
 
 _AXES = ("parallelism.data", "parallelism.pipeline", "parallelism.tensor", "parallelism.context")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from dslc.compiler.ir.number_text import byte_text, time_text
 from dslc.compiler.ir.records import TimeSource
-from dslc.dsl.language.auto_fields import default_of, value_text
+from dslc.dsl.meaning.auto_fields import default_of, value_text
 from dslc.dsl.record import Record, record
 
 MARGIN = 0.05  # of a device's memory, which the allocator loses to fragments

@@ -30,8 +30,8 @@ from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.rules.choice.plan_choice import MARGIN, PlanChoice, PricedPlan, ordered
 from dslc.compiler.rules.choice.space import Axes, Plan, PlanSpace
 from dslc.dsl.diagnostics import Diagnostic, Report, TooManyErrors
-from dslc.dsl.language.auto_fields import value_text, with_values
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.meaning.auto_fields import value_text, with_values
 
 EXACT = 2_000
 EXACT_WORK = 30_000  # of all plans that are analysed where each is, in units of `Layout.work`, about 0.3 ms

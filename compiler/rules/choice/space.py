@@ -13,10 +13,10 @@ from itertools import product
 
 from dslc.compiler.placement.layout import Layout
 from dslc.dsl.bounds import ACTIONS
-from dslc.dsl.language.auto_fields import SEARCHED
 from dslc.dsl.language.blocks import SCHEDULES
 from dslc.dsl.language.calls import EveryNthBlock
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.meaning.auto_fields import SEARCHED
 from dslc.dsl.record import Record, record
 
 MOST_VIRTUAL_STAGES = 4

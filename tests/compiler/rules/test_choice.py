@@ -20,8 +20,8 @@ from dslc.compiler.rules.choice.choice_text import chosen_line
 from dslc.compiler.rules.choice.choose import choose_plan
 from dslc.compiler.rules.choice.plan_choice import PlanChoice, PricedPlan, ordered
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.language.auto_fields import SEARCHED, auto_fields, settings_text
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.meaning.auto_fields import SEARCHED, auto_fields, settings_text
 from dslc.dsl.meaning.load import load_text
 from dslc.dsl.meaning.write import write
 
