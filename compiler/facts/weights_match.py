@@ -8,10 +8,14 @@ each `*` on the right repeats the text of the `*` at the same place on the left.
 Contract: a tensor of the model is a fault if the file lacks it, or has another shape of it. A pattern of
 `allow_missing` that matches one of its names allows it; tensors of the file that the model does not have are faults
 unless one of `allow_unused` matches their name in the file. A tensor that `only` leaves out is no fault on either side.
+
+Files of the hub have one matrix for each expert of a mixture, and a model has a stack of them. `stack_experts` gives
+the stacks the names of the model, before any pattern applies.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -20,6 +24,9 @@ from dslc.compiler.ir.parameter_names import matches
 
 Shapes = Mapping[str, tuple[int, ...]]
 ARROW = " -> "
+_GATE_UP, _DOWN = "experts.gate_up_proj", "experts.down_proj"
+_EXPERT = re.compile(r"(.*?)(mlp|block_sparse_moe)\.experts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
+_MATRIX = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}  # of Mixtral
 
 
 class WeightMatch(NamedTuple):
@@ -39,6 +46,47 @@ class WeightMatch(NamedTuple):
     @property
     def is_complete(self) -> bool:
         return not (self.missing or self.unlike or self.unused or self.twice)
+
+
+class ExpertStack(NamedTuple):
+    """A tensor of a model that a file has in pieces: `matrices` of each expert, one below the other. With two dims it
+    is the one matrix under another name.
+    """
+
+    shape: tuple[int, ...]
+    matrices: tuple[tuple[str, ...], ...]
+
+    @property
+    def names(self) -> Iterable[str]:
+        return (name for matrices in self.matrices for name in matrices)
+
+
+def stack_experts(found: Shapes, wanted: Iterable[str]) -> dict[str, ExpertStack]:
+    """Returns the stacks of matrices in a file, by their names in the model; none if the model has no stacks.
+
+    A layer whose experts are not numbered from 0 on, or differ in shape, is left as it is in the file.
+    """
+    if not any(name.endswith((_GATE_UP, _DOWN)) for name in wanted):
+        return {}
+    layers: dict[tuple[str, str], dict[int, dict[str, str]]] = {}
+    for name in found:
+        if match := _EXPERT.fullmatch(name):
+            prefix, block, number, matrix = match.groups()
+            layers.setdefault((prefix, block), {}).setdefault(int(number), {})[_MATRIX.get(matrix, matrix)] = name
+    stacks = {}
+    for (prefix, block), experts in layers.items():
+        for stack, parts in ((_GATE_UP, ("gate_proj", "up_proj")), (_DOWN, ("down_proj",))):
+            matrices = tuple(
+                tuple(experts.get(number, {}).get(part, "") for part in parts) for number in range(len(experts))
+            )
+            shapes = {found.get(name, ()) for names in matrices for name in names}
+            if len(shapes) == 1 and len(shape := shapes.pop()) == 2:
+                full = (len(matrices), len(parts) * shape[0], shape[1])
+                stacks[f"{prefix}mlp.{stack}"] = ExpertStack(full, matrices)
+        gate = f"{prefix}{block}.gate.weight"
+        if block != "mlp" and gate in found:
+            stacks[f"{prefix}mlp.gate.weight"] = ExpertStack(found[gate], ((gate,),))
+    return stacks
 
 
 def fit(

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dslc.compiler.facts.weights_match import Shapes, WeightMatch, faults, fit
+from dslc.compiler.facts.weights_match import ExpertStack, Shapes, WeightMatch, faults, fit, stack_experts
 from dslc.compiler.ir.parameter_names import base_name, is_of_adapter, without_adapters
 from dslc.compiler.ir.program import ModelStep, WeightsStep
 from dslc.compiler.ir.tensors import QuantizedWeight
@@ -73,7 +73,7 @@ def load(
     tensors, ties = named_tensors(model), dict(step.ties)
     shapes = {name: tuple(tensor.shape) for name, tensor in (unsharded or tensors).items()}
     with ExitStack() as open_files:
-        shapes_in_file, read_tensor = _opened(weights, open_files, what)
+        shapes_in_file, read_tensor = _with_stacks(*_opened(weights, open_files, what), shapes)
         if step.adapter is not None and not any(map(is_of_adapter, shapes_in_file)):
             tensors, shapes = without_adapters(tensors), without_adapters(shapes)
             ties = {base_name(name): base_name(whose) for name, whose in ties.items()}
@@ -110,6 +110,35 @@ def _put(fits: WeightMatch, read_tensor: Read, tensors: Mapping[str, Tensor], wh
                     raise WeightsError(
                         f"{what}: `{name_in_file}` and `{name}` are one weight in the model, and differ here"
                     )
+
+
+def _with_stacks(found: Shapes, read_tensor: Read, wanted: Shapes) -> tuple[Shapes, Read]:
+    """Returns the shapes with the experts' matrices stacked as the model has them, and a function that reads a part."""
+    stacks = stack_experts(found, wanted)
+    pieces = {name for stack in stacks.values() for name in stack.names}
+    rest = {name: shape for name, shape in found.items() if name not in pieces}
+
+    def read_part(name: str, part: Part) -> Tensor:
+        return _read_stack(stacks[name], read_tensor, part) if name in stacks else read_tensor(name, part)
+
+    return rest | {name: stack.shape for name, stack in stacks.items()}, read_part
+
+
+def _read_stack(stack: ExpertStack, read_tensor: Read, part: Part) -> Tensor:
+    if len(stack.shape) == 2:
+        return read_tensor(stack.matrices[0][0], part)
+    experts, rows, columns = part
+    height = stack.shape[1] // len(stack.matrices[0])
+
+    def read_expert(names: tuple[str, ...]) -> Tensor:
+        blocks = []
+        for number, name in enumerate(names):
+            first, stop = max(0, rows.start - number * height), min(height, rows.stop - number * height)
+            if first < stop:
+                blocks.append(read_tensor(name, (slice(first, stop), columns)))
+        return torch.cat(blocks)
+
+    return torch.stack([read_expert(names) for names in stack.matrices[experts]])
 
 
 def _with_quantized(

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import islice
 
 from dslc.compiler.facts.weights_file import Unreadable, entries_of, files_of
-from dslc.compiler.facts.weights_match import Shapes, WeightMatch, faults, fit, renames_any, stars
+from dslc.compiler.facts.weights_match import Shapes, WeightMatch, faults, fit, renames_any, stack_experts, stars
 from dslc.compiler.ir.facts import TensorEntry
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.parameter_names import base_name, is_of_adapter, matches, without_adapters
@@ -59,9 +59,22 @@ def check_weights(
         return
     if tensors is None:
         return
+    tensors = _with_stacks(tensors, model)
     match = yield from passes(_check_patterns(start, tensors, model))
     if match and model is not None:  # other faults may follow from a list that matches nothing
         yield from _check_fit(tensors, files.path, model, start)
+
+
+def _with_stacks(found: Mapping[str, TensorEntry], model: ModelGraph | None) -> Mapping[str, TensorEntry]:
+    """Returns the tensors with the experts' matrices stacked as the model has them."""
+    if model is None:
+        return found
+    stacks = stack_experts({name: entry.shape for name, entry in found.items()}, expected_tensors(model))
+    pieces = {name for stack in stacks.values() for name in stack.names}
+    return {name: entry for name, entry in found.items() if name not in pieces} | {
+        name: TensorEntry(dtype=found[next(iter(stack.names))].dtype, shape=stack.shape)
+        for name, stack in stacks.items()
+    }
 
 
 def expected_tensors(model: ModelGraph) -> dict[str, tuple[int, ...]]:
