@@ -272,7 +272,7 @@ class CSVRun(LibraryRun):
 def _precedes(row: Mapping[str, str], record: Record) -> bool:
     """True if a row is of an earlier step than a record, or of another split after the same step."""
     step = int(row["step"])
-    return step < record["step"] or (step == record["step"] and row["split"] != record["split"])
+    return bool(step < record["step"] or (step == record["step"] and row["split"] != record["split"]))
 
 
 LIBRARIES: Mapping[str, Callable[[Mapping[str, Any], RunFacts], LibraryRun]] = {

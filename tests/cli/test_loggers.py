@@ -122,6 +122,7 @@ def test_mlflow_has_one_run_over_both_starts(folder: Path, monkeypatch: pytest.M
     train(folder, f'mlflow(uri = "{uri}", experiment = "tests")')
     client = MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name("tests")
+    assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FINISHED" and run.data.params["data.batch"] == "8"
     history = client.get_metric_history(run.info.run_id, "train/loss")
@@ -136,7 +137,7 @@ def offline_records(folder: Path) -> Iterator[Any]:
     The file is a log of LevelDB: blocks of 32 KiB, in which each part of a record has its checksum, length and kind
     (1: a whole record, 2 to 4: its first, middle and last part).
     """
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto import wandb_internal_pb2 as wandb_records
 
     for path in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
         data, at, parts = path.read_bytes(), 7, b""
@@ -148,7 +149,7 @@ def offline_records(folder: Path) -> Iterator[Any]:
             parts += data[at + 7 : at + 7 + length]
             at += 7 + length
             if kind in (1, 4):
-                yield Record.FromString(parts)
+                yield wandb_records.Record.FromString(parts)  # type: ignore[attr-defined]
                 parts = b""
 
 

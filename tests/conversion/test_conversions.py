@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.golden import hold
@@ -126,3 +127,32 @@ def test_each_diagnostic_is_an_annotation(monkeypatch: pytest.MonkeyPatch) -> No
         "enabled, and DeepSpeed refuses it%0Ahelp: enable one of them"
     )
     assert len(lines) == 5
+
+
+LOGGERS = [
+    ("transformers", {"report_to": ["wandb", "trackio"], "run_name": "a", "project": "p"},
+     '[wandb(name = "a"), trackio(name = "a", project = "p")]'),
+    ("transformers", {"report_to": "mlflow"}, "[mlflow()]"),
+    ("axolotl", {"wandb_project": "p", "wandb_name": "a", "use_mlflow": True, "mlflow_tracking_uri": "http://m:5000"},
+     '[wandb(project = "p", name = "a"), mlflow(uri = "http://m:5000")]'),
+    ("axolotl", {"use_trackio": True, "trackio_project_name": "p"}, '[trackio(project = "p")]'),
+    ("deepspeed", {"wandb": {"enabled": True, "team": "t"}, "csv_monitor": {"enabled": True}},
+     '[wandb(entity = "t"), csv()]'),
+    ("torchtitan", {"metrics": {"enable_wandb": True}}, "[wandb()]"),
+    ("lightning", [{"class_path": "lightning.WandbLogger", "init_args": {"project": "p", "offline": True}},
+                   {"class_path": "CSVLogger", "init_args": {"save_dir": "out"}}],
+     '[wandb(project = "p", mode = offline), csv(dir = "out")]'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tool", "keys", "loggers"), LOGGERS)
+def test_keys_of_loggers_become_loggers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tool: str, keys: Any, loggers: str
+) -> None:
+    config = {"trainer": {"logger": keys}} if tool == "lightning" else keys
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    draft = convert(["config.json"], tool=tool)
+    assert draft.settings["log.loggers"].text == loggers
+    verdicts = [verdict for _, verdict in draft.verdicts_of("carried") if verdict.text.startswith("log.loggers = ")]
+    assert verdicts and "it writes no such records" not in "\n".join(key_lines(draft))

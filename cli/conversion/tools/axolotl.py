@@ -8,6 +8,7 @@ from dslc.conversion.config_file import ConfigFile
 from dslc.conversion.draft import Draft, quantity, value_text
 from dslc.conversion.key_reader import KeyReader
 from dslc.conversion.key_table import key_table
+from dslc.conversion.logger_keys import put_logger
 from dslc.conversion.tools.axolotl_checks import check_combinations
 from dslc.conversion.tools.chat_sources import read_conversations
 from dslc.conversion.tools.data_sources import read_text_data
@@ -29,6 +30,9 @@ NAME = "Axolotl"
 _LORA = {"rank": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target_modules",
          "save": "lora_modules_to_save"}  # fmt: skip
 _AUTOS: dict[str, tuple[Json, str]] = {"bf16": (True, "GPUs that have it")}
+_WANDB = {"project": "wandb_project", "entity": "wandb_entity", "name": "wandb_name"}
+_MLFLOW = {"experiment": "mlflow_experiment_name", "uri": "mlflow_tracking_uri", "name": "mlflow_run_name"}
+_TRACKIO = {"project": "trackio_project_name", "name": "trackio_run_name", "space": "trackio_space_id"}
 _OWN_PLUGINS = "axolotl.integrations."
 _OF_LIGER = "liger_fused_linear_cross_entropy"
 _ALL_LINEAR = '["*_proj"]'
@@ -273,5 +277,13 @@ def _read_rest(reader: KeyReader) -> None:
             reader.name(key, f"weights stay in fp32: `train.precision = {word}` computes in 16 bits")
         else:
             reader.imply(key, "false is the default")
+    if reader.text("wandb_project") and reader.text("wandb_mode") != "disabled":
+        put_logger(reader, "wandb", ("wandb_project", "use_wandb"), _WANDB)
+        if reader.text("wandb_mode") == "offline":
+            reader.name("wandb_mode", "`wandb(mode = offline)`, or WANDB_MODE where it runs")
+    if reader.flag("use_mlflow") or reader.text("mlflow_experiment_name"):
+        put_logger(reader, "mlflow", ("use_mlflow",), _MLFLOW)
+    if reader.flag("use_trackio") or reader.text("trackio_project_name"):
+        put_logger(reader, "trackio", ("use_trackio",), _TRACKIO)
     if reader.flag("use_tensorboard") is not None:
         reader.put("use_tensorboard", "log.tensorboard", "true" if reader.flag("use_tensorboard") else "false")

@@ -9,6 +9,7 @@ from dslc.conversion.config_file import ConfigFile
 from dslc.conversion.draft import CallDraft, ConvertedSetting, Draft, quantity, value_text
 from dslc.conversion.key_reader import KeyReader, is_auto
 from dslc.conversion.key_table import key_table
+from dslc.conversion.logger_keys import put_logger
 from dslc.dsl.json_value import Json
 
 NAME = "DeepSpeed"
@@ -472,6 +473,11 @@ def _read_rest(reader: KeyReader) -> None:
     tensorboard = reader.flag("tensorboard.enabled")
     if tensorboard is not None:
         reader.put("tensorboard.enabled", "log.tensorboard", "true" if tensorboard else "false")
+    if reader.flag("wandb.enabled"):
+        names = {"project": "wandb.project", "entity": "wandb.team", "group": "wandb.group"}
+        put_logger(reader, "wandb", ("wandb.enabled",), names)
+    if reader.flag("csv_monitor.enabled"):
+        put_logger(reader, "csv", ("csv_monitor.enabled",), {"dir": "csv_monitor.output_path"})
     dtype = reader.text("communication_data_type")
     if dtype in ("fp16", "float16", "bf16", "bfloat16") and not reader.whole_number(f"{_ZERO}.stage", least=0):
         reader.put("communication_data_type", "parallelism.gradients", "bf16()" if dtype.startswith("b") else "fp16()")

@@ -9,6 +9,7 @@ from dslc.conversion.config_file import ConfigFile
 from dslc.conversion.draft import CallDraft, Draft, quantity, value_text
 from dslc.conversion.key_reader import KeyReader
 from dslc.conversion.key_table import key_table
+from dslc.conversion.logger_keys import put_lightning_loggers
 
 NAME = "Lightning"
 _SCRIPT = "it belongs to the program that reads the file"
@@ -228,6 +229,8 @@ def _read_optimizer(reader: KeyReader) -> None:
 
 
 def _read_times(reader: KeyReader) -> None:
+    if reader.has("trainer.logger"):
+        put_lightning_loggers(reader, "trainer.logger")
     logs = reader.whole_number("trainer.log_every_n_steps", least=0)
     if logs:
         reader.put("trainer.log_every_n_steps", "log.every", quantity(logs, "step"))

@@ -8,6 +8,7 @@ from dslc.conversion.config_file import ConfigFile
 from dslc.conversion.draft import CallDraft, ConvertedSetting, Draft, quantity, value_text
 from dslc.conversion.key_reader import KeyReader
 from dslc.conversion.key_table import key_table
+from dslc.conversion.logger_keys import put_logger
 from dslc.conversion.tools.trainer_settings import set_token_source
 
 NAME = "torchtitan"
@@ -242,6 +243,10 @@ def _read_times(reader: KeyReader) -> None:
     board = reader.flag("metrics.enable_tensorboard")
     if board is not None:
         reader.put("metrics.enable_tensorboard", "log.tensorboard", "true" if board else "false")
+    if reader.flag("metrics.enable_wandb"):
+        put_logger(reader, "wandb", ("metrics.enable_wandb",), {})
+    else:
+        reader.imply("metrics.enable_wandb", "false is the default")
     workers = reader.whole_number("training.dataloader.num_workers", least=0)
     if workers is not None:
         reader.put("training.dataloader.num_workers", "data.workers", str(workers))

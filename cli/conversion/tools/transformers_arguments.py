@@ -9,6 +9,7 @@ from dslc.conversion.config_file import ConfigFile
 from dslc.conversion.draft import Draft, quantity, value_text
 from dslc.conversion.key_reader import KeyReader
 from dslc.conversion.key_table import key_table
+from dslc.conversion.logger_keys import put_logger
 from dslc.conversion.tools.data_sources import read_image_data, set_text_source
 from dslc.conversion.tools.trainer_settings import (
     QUANTIZED_LOADS,
@@ -24,6 +25,11 @@ from dslc.conversion.tools.trainer_settings import (
 from dslc.dsl.json_value import Json
 
 NAME = "Transformers"
+_LOGGERS = {
+    "wandb": {"name": "run_name", "project": "wandb_project", "entity": "wandb_entity", "group": "wandb_run_group"},
+    "mlflow": {"name": "run_name"},
+    "trackio": {"name": "run_name", "project": "project", "space": "trackio_space_id"},
+}
 _SCRIPT = "it belongs to the script, and is no argument of the Trainer"
 _DEFAULTS: dict[str, Json] = {
     "per_device_train_batch_size": 8,
@@ -260,12 +266,7 @@ def _read_rest(reader: KeyReader) -> None:
         reader.put("ddp_timeout", "launch.timeout", f"{min(seconds, 10**9)} s")
     reports = reader.value("report_to")
     words = [str(word) for word in reports] if isinstance(reports, list) else [str(reports)] if reports else []
-    if any(word in ("tensorboard", "all") for word in words):
-        reader.put("report_to", "log.tensorboard", "true")
-    elif words and all(word in ("none", "None") for word in words):
-        reader.put("report_to", "log.tensorboard", "false")
-    else:
-        reader.name("report_to", "it writes no such records: `log.loggers = python(…)` takes a logger of yours")
+    _read_loggers(reader, words)
     reader.carry("deepspeed", "the settings of that file")
     steps = reader.value("checkpointing_steps")
     if isinstance(steps, int) and not isinstance(steps, bool) and steps > 0:
@@ -275,6 +276,19 @@ def _read_rest(reader: KeyReader) -> None:
     keep = reader.whole_number("keep_last_n_checkpoints", least=-1)
     if keep and keep > 0:
         reader.put("keep_last_n_checkpoints", "checkpoint.keep", str(keep))
+
+
+def _read_loggers(reader: KeyReader, words: list[str]) -> None:
+    """Carries `report_to`, and the names of projects and runs."""
+    libraries = [word for word in words if word in _LOGGERS]
+    for word in libraries:
+        put_logger(reader, word, ("report_to",), _LOGGERS[word])
+    if any(word in ("tensorboard", "all") for word in words):
+        reader.put("report_to", "log.tensorboard", "true")
+    elif words and all(word in ("none", "None") for word in words):
+        reader.put("report_to", "log.tensorboard", "false")
+    elif not libraries:
+        reader.name("report_to", "no logger of a job is like it: `log.loggers = python(…)` takes one of yours")
 
 
 def _note_arguments(reader: KeyReader) -> None:
