@@ -25,6 +25,8 @@ from dslc.terminal.version import __version__
 
 TYPE_CHECKING = False  # that of `typing`, which takes milliseconds: a Ctrl-C is answered only after this file
 if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
     from dslc.python_api.functions import *
 
 __all__ = [
@@ -49,6 +51,13 @@ def __getattr__(name: str) -> object:
     from dslc.python_api import functions
 
     return getattr(functions, name)
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Adds `%%plt` to a notebook, for `%load_ext dslc`."""
+    from dslc.python_api.ipython_extension import register
+
+    register(shell)
 
 
 def __dir__() -> list[str]:

@@ -38,6 +38,12 @@ class Compiled(Record):
     def places(self) -> tuple[p.RankPlace, ...]:
         return places(self.graph)
 
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """Returns the plan as a notebook shows it."""
+        from dslc.compiler.show.notebook_view import plan_bundle
+
+        return plan_bundle(self.plan)
+
 
 def calibrate_command(job: JobSpec) -> str:
     """Returns the command that measures anew what the predicted times of a job rest on."""

@@ -188,6 +188,10 @@ class JobError(Exception):
     def __str__(self) -> str:
         return self._shown
 
+    def _render_traceback_(self) -> list[str]:
+        """Returns what IPython shows instead of a traceback: the mistakes are in the job, not in the caller."""
+        return self._shown.splitlines()
+
 
 def division(whole: int, parts: int) -> str:
     """Returns a label with the remainder: `63 = 2 x 31 + 1`."""

@@ -29,6 +29,7 @@ EXTERNAL_OPTIONS = {  # of commands other than dslc that pages name
     "srun": {"--cpus-per-task", "--exclusive", "--nodes", "--ntasks-per-node"},
     "sbatch": {"--signal"},
     "docker": {"--rm"},
+    "%%plt": {"--name"},
     "benchmarks": {"--pairs"},
     "pytest": {"-p", "--dslc-locked", "--dslc-verify"},
 }

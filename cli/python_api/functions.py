@@ -11,13 +11,15 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dslc.dsl.diagnostics import Diagnostic, JobError, Report
 from dslc.dsl.meaning.load import LoadResult, load, load_text
 from dslc.dsl.show import render as shown_text
 from dslc.jobs.check_job import check_one, inspect
 from dslc.probe.gpus import restore_visible
+from dslc.python_api.html_views import diagnostics_html, run_html
+from dslc.python_api.live_progress import LiveProgress, notebook_output
 from dslc.python_api.python_objects import object_settings, settings_of
 from dslc.runs.run_folder import make_folder
 from dslc.runtime.process.records import Record, read_metrics
@@ -62,6 +64,18 @@ class RunResult:
     module: torch.nn.Module
     stopped_at: int | None
 
+    def _repr_html_(self) -> str:
+        return run_html(self.folder, self.metrics)
+
+
+class Diagnostics(tuple[Diagnostic, ...]):
+    """The diagnostics of a job, which a notebook shows with their lines."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return diagnostics_html(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
@@ -69,6 +83,9 @@ class Verification:
 
     holds: bool
     text: str
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(self.text)
 
 
 def is_text(job: str) -> bool:
@@ -119,7 +136,7 @@ def check(
     With `trace`, or with objects, functions that the job names as `python(…)` are called, in a process of their own.
     """
     with _all_settings(settings, set, objects) as laid, _as_file(job) as path:
-        return tuple(check_one(path, laid, trace=trace or any(each is not None for each in objects.values()))[0])
+        return Diagnostics(check_one(path, laid, trace=trace or any(each is not None for each in objects.values()))[0])
 
 
 def compile(
@@ -188,7 +205,15 @@ def _run(
     if ready.loaded.combinations:
         raise ValueError("a job with a sweep is several runs: `dslc run`, or one call for each with `settings`")
     folder = make_folder(ready.program, out)
-    outcome, _ = train(ready, folder, partial(run_in_subprocess, quiet=quiet, callback=callback))
+    output = None if quiet else notebook_output()
+    progress = LiveProgress(output, ready.program.steps, folder) if output is not None else None
+    receiver = _passed_to(callback, progress)
+    outcome, _ = train(
+        ready, folder, partial(run_in_subprocess, quiet=quiet or progress is not None, callback=receiver)
+    )
+    if progress is not None:
+        failed = outcome.failure is not None
+        progress.close("failed" if failed else "done" if outcome.stopped_at is None else "stopped")
     if outcome.failure is not None:
         raise TrainingError(describe(outcome))
     if outcome.stopped_at == 0:  # asked twice: ended at once, without weights
@@ -198,6 +223,20 @@ def _run(
     return RunResult(
         folder=folder, metrics=tuple(read_metrics(folder)), module=module.eval(), stopped_at=outcome.stopped_at
     )
+
+
+def _passed_to(
+    callback: Callable[[Record], object] | None, progress: LiveProgress | None
+) -> Callable[[Record], object] | None:
+    """Returns what receives each record: the caller's function, the progress of a notebook, or both."""
+    if progress is None or callback is None:
+        return progress.record if progress is not None else callback
+
+    def receive(record: Record) -> None:
+        progress.record(record)
+        callback(record)
+
+    return receive
 
 
 def evaluate(
