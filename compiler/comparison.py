@@ -97,6 +97,7 @@ _BLOCKS: Mapping[str, str] = {  # where a job states what a step of its program 
     "evaluate_start": "evaluate.start",
     "evaluate_training": "evaluate.training",
     "metrics": "evaluate.metrics",
+    "generate": "generate",
     "log_every": "log.every",
     "tensorboard": "log.tensorboard",
     "loggers": "log.loggers",
@@ -105,7 +106,7 @@ _BLOCKS: Mapping[str, str] = {  # where a job states what a step of its program 
 SAME_TRAINING: Mapping[type, set[str]] = {
     p.JobProgram: {
         *("timeout", "restarts", "offload", "compiled", "deterministic", "recompute", "checkpoint"),
-        *("check_replicas", "evaluate_every", "evaluate_start", "evaluate_training", "metrics"),
+        *("check_replicas", "evaluate_every", "evaluate_start", "evaluate_training", "metrics", "generate"),
         *("log_every", "tensorboard", "hooks", "loggers"),
     },
     p.GradientStep: {"kind", "reshard"},

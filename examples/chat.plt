@@ -29,3 +29,9 @@ evaluate {
   every   = 30 steps
   metrics = [loss, accuracy]
 }
+
+generate {
+  every      = 30 steps
+  prompts    = ["What is three plus four?"]
+  max_tokens = 24
+}

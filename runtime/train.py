@@ -34,6 +34,7 @@ from dslc.runtime.loop.learning_rate import schedule, set_learning_rate
 from dslc.runtime.loop.loss_spikes import LossSpikes
 from dslc.runtime.loop.nonfinite import NonFiniteGuard
 from dslc.runtime.loop.step_sync import StepReduction, is_evaluated, next_wait
+from dslc.runtime.loop.text_generation import TextWriter
 from dslc.runtime.measure import collectives
 from dslc.runtime.measure.observe import OBSERVED, Observer
 from dslc.runtime.measure.order_check import OrderCheck
@@ -146,6 +147,9 @@ class _TrainingRun:
         self._records = Records(run_dir, start.step, also, board.note) if place.rank == 0 else None
         if self._records is not None:
             board.records = self._records.begin
+        self._texts: TextWriter | None = None
+        if job.generate is not None and job.observation is None:
+            self._texts = TextWriter(job, place, parts, job.generate, run_dir, start.step, board.note)
         self._guard = NonFiniteGuard(job, place, parts, board, self._checkpoints)
         self._goals = Goals(job, parts.device, start.goals)
         self._phases = phase_clock(job, place, parts)
@@ -272,6 +276,7 @@ class _TrainingRun:
             return True
         with self._phases.pause():
             self._evaluate()
+            self._generate()
         ended = told.stopped or bool(self._goals.reason)
         if self._checkpoints.due(self._step, told.late or ended or self._goals.is_best(self._step)):
             self._enter(Phase.CHECKPOINT)
@@ -361,6 +366,16 @@ class _TrainingRun:
             self._hooks.evaluated({**together, **of_training})
         self._replicas.compare(step)
 
+    def _generate(self) -> None:
+        """Has the network continue the job's prompts, after a step in which that is due."""
+        last = self._timed or bool(self._goals.reason)
+        if self._texts is None or not (last or self._texts.is_due(self._step)):
+            return
+        self._enter(Phase.GENERATION)
+        with self._averaged():
+            self._texts.write(self._step, self._seconds, partial(self._enter, Phase.GENERATION))
+        self._replicas.compare(self._step)
+
     def _test(self) -> None:
         """Evaluates the test samples, once, if the training has come to its end."""
         job = self._job
@@ -387,7 +402,9 @@ class _TrainingRun:
             parts.exchange.close()
         self._guard.state()
         self._replicas.compare(step)
-        self._measure.leave(self._run_dir, self._checkpoints.stalls, list(self._phases.laps))
+        self._measure.leave(
+            self._run_dir, self._checkpoints.stalls, self._texts.times if self._texts else [], list(self._phases.laps)
+        )
         if self._observer is not None:
             self._observer.leave()
         if self._recorder is not None:

@@ -48,6 +48,7 @@ from dslc.compiler.placement.workload import PartLoad, Workload, document_end, i
 from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.rules.data.images import picture_step
 from dslc.compiler.rules.parallelism.exchange import exchange_span
+from dslc.compiler.rules.training.generation import generate_step
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.blocks import RecomputeBudget
 from dslc.dsl.language.goals import EarlyStopping, Goal, RewindOnSpike, SpikeResponse
@@ -125,6 +126,7 @@ def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> p.Trainin
         evaluate_start=job.evaluate.start,
         evaluate_training=job.evaluate.training,
         metrics=tuple(map(metric_step, job.evaluate.metrics)),
+        generate=generate_step(job, analysis.source, workload),
         early_stopping=goal_step(job.train.early_stopping),
         own_step=python_function(job.train.step) if isinstance(job.train.step, c.PythonStep) else None,
         log_every=in_steps(job.log.every, workload) or 1,

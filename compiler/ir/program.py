@@ -20,10 +20,12 @@ from dslc.compiler.ir.steps import (
     Arguments,
     AverageStep,
     CutDraw,
+    GenerateStep,
     InitStep,
     ModuleStep,
     PythonFunction,
     RecomputeStep,
+    SpikeStep,
     StepPhases,
     StreamStep,
 )
@@ -36,12 +38,14 @@ __all__ = [  # names defined elsewhere
     "AverageStep",
     "CutDraw",
     "DataStep",
+    "GenerateStep",
     "InitStep",
     "ModuleStep",
     "PictureStep",
     "PythonFunction",
     "RecomputeStep",
     "SamplerStep",
+    "SpikeStep",
     "StepPhases",
     "StreamStep",
 ]
@@ -243,20 +247,6 @@ class MetricStep(Record):
 
 
 @record
-class SpikeStep(Record):
-    """The response to a loss that is above the mean of `window` losses by more than `deviations` of their standard
-    deviations. A rewind goes back at least `steps` and skips the last `skip` batches, at most `times` times.
-    """
-
-    action: Literal["rewind", "stop", "note"]
-    window: int
-    deviations: float
-    steps: int = 0
-    skip: int = 0
-    times: int = 0
-
-
-@record
 class GoalStep(Record):
     """The best value of a metric over the evaluations: the highest, or the lowest. runtime/loop/best_metric.py compares
     them.
@@ -454,6 +444,7 @@ class Training(Record):
     evaluate_start: bool = False
     evaluate_training: bool = False
     metrics: tuple[MetricStep, ...]
+    generate: GenerateStep | None = None
     early_stopping: GoalStep | None = None
     own_step: PythonFunction | None = None  # does a step of training by itself
     log_every: int

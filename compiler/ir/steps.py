@@ -124,6 +124,42 @@ class RecomputeStep(Record):
 
 
 @record
+class GenerateStep(Record):
+    """Texts that the network continues every `every` steps and after the last (0: after that alone).
+
+    `tokenizer` is the folder or file of a tokenizer; "": tokens are bytes. A `chat` renders each prompt as a message of
+    the user, by `template`, or by the tokenizer's own. A forward pass has `context` positions, with `filler` behind the
+    text. A text ends at `end`, or at the tokenizer's own end.
+    """
+
+    every: int
+    prompts: tuple[str, ...]
+    max_tokens: int
+    temperature: float
+    context: int
+    tokenizer: str = ""
+    chat: bool = False
+    template: str = ""
+    filler: int = 0
+    end: int | None = None
+    line: str = ""
+
+
+@record
+class SpikeStep(Record):
+    """The response to a loss that is above the mean of `window` losses by more than `deviations` of their standard
+    deviations. A rewind goes back at least `steps` and skips the last `skip` batches, at most `times` times.
+    """
+
+    action: Literal["rewind", "stop", "note"]
+    window: int
+    deviations: float
+    steps: int = 0
+    skip: int = 0
+    times: int = 0
+
+
+@record
 class AverageStep(Record):
     """An exponential moving average of the weights, by which they are evaluated; runtime/technique/ema.py takes it."""
 

@@ -72,6 +72,8 @@ def locate_paths(step: Step, folder: str) -> Step:
             return tuple(locate_paths(item, folder) for item in step)  # type: ignore[return-value]
         case p.PythonFunction() | p.TransformersStep():
             changed = {"folder": resolved(step.folder, folder)}
+        case p.GenerateStep():
+            changed = {name: resolved(getattr(step, name), folder) for name in ("tokenizer", "template")}
         case p.WeightsStep():
             files = tuple(resolved(file, folder) for file in step.files)
             changed = {"path": resolved(step.path, folder), "files": files}

@@ -35,6 +35,7 @@ from dslc.compiler.rules.parallelism.uneven_shares import check_shares
 from dslc.compiler.rules.training.checkpoint import check_checkpoints
 from dslc.compiler.rules.training.custom_optimizer import check_own_optimizer
 from dslc.compiler.rules.training.custom_step import check_own_step, check_step_fields
+from dslc.compiler.rules.training.generation import check_generation
 from dslc.compiler.rules.training.goals import check_goals
 from dslc.compiler.rules.training.loggers import check_loggers
 from dslc.compiler.rules.training.loss_spikes import check_spikes
@@ -103,6 +104,7 @@ JOB: Rules = (
     (lambda k: check_exchange(k.job, k.layout, k.model), ()),
     (lambda k: check_metrics(k.job, k.source, k.model, loss_fits=k.loss_fits), ()),
     (lambda k: check_goals(k.job, k.workload), ()),
+    (lambda k: check_generation(k.job, k.source, k.model), ()),
     (lambda k: check_spikes(k.job, k.workload), ()),
     (lambda k: check_loggers(k.job), ()),
     (lambda k: check_sampler(k.job, k.workload, k.source), ()),

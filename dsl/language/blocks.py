@@ -39,6 +39,7 @@ from dslc.dsl.language.samplers import Balanced, ByLength, Weighted
 from dslc.dsl.source import Span
 
 _COUNT = Int(min=1)
+PROMPTS = 256  # the most of a job
 _PATTERNS = c.PATTERN_LIST
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zero_bubble", "zbv", "dualpipev")
 
@@ -386,6 +387,32 @@ class EvaluateSpec(Block):
     start: bool = arg(Bool(), "also before the first step, as step 0, which no goal counts", default=False)
     training: bool = arg(
         Bool(), "also the whole training split, each sample once and not augmented, as `training`", default=False
+    )
+
+
+@block
+class GenerateSpec(Block):
+    """Texts that the network writes during the training: it continues prompts, on any plan."""
+
+    every: Quantity | None = arg(measure("steps", "epochs", above=0), "how often", default=None, shown="the end")
+    prompts: str | tuple[str, ...] | None = arg(
+        either(Path("read"), ListOf(Str(max_length=10_000), min_length=1, max_length=PROMPTS)),
+        'texts to continue, `["def "]`, or a file of them: one on each line, or JSON with a `prompt` on each line of a '
+        "`.jsonl` file; with `chat(…)` each is a message of the user",
+        default=None,
+        shown="none",
+    )
+    max_tokens: int = arg(_COUNT, "the most tokens that follow a prompt", default=64)
+    temperature: float = arg(
+        Float(min=0),
+        "0 takes the likeliest token; above, tokens are drawn from the softmax of the logits divided by it",
+        default=0.0,
+    )
+    tokenizer: str | None = arg(
+        Path("read"),
+        "the tokenizer of a source of tokens: the folder of one, or a `tokenizer.json`",
+        default=None,
+        shown="the source's",
     )
 
 

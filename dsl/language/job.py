@@ -45,6 +45,7 @@ class JobSpec(Record):
     memory: blocks.MemorySpec
     train: blocks.TrainSpec
     evaluate: blocks.EvaluateSpec
+    generate: blocks.GenerateSpec
     checkpoint: blocks.CheckpointSpec
     launch: blocks.LaunchSpec
     log: blocks.LogSpec

@@ -123,6 +123,18 @@ def without_validation(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
         )
 
 
+def without_prompts(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
+    generate = blocks["generate"]
+    if generate.prompts is None and "generate.prompts" not in broken:
+        yield from _field_warnings(
+            generate,
+            ("every", "max_tokens", "temperature", "tokenizer"),
+            "there is no prompt to continue",
+            "set `generate.prompts`",
+            removable=True,
+        )
+
+
 def without_evaluations(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     """Reports goals of a job that evaluates once, at the end. E0317 is about jobs that never do."""
     if blocks["evaluate"].every is None and "evaluate.every" not in broken and _held_out(blocks):
@@ -221,6 +233,7 @@ EFFECTS: tuple[Effect, ...] = (
     without_data_axis,
     without_checkpoints,
     without_validation,
+    without_prompts,
     without_evaluations,
     without_weight_decay,
     offload_on_cpu,

@@ -196,6 +196,7 @@ def _measured_training(job: JobProgram, step: float) -> JobProgram:
         data=replace(job.data, validation_samples=0, test_samples=0),
         evaluate_start=False,
         evaluate_training=False,
+        generate=None,
         early_stopping=None,
         on_spike=None,
         tensorboard=False,

@@ -100,9 +100,9 @@ class Measure:
         tracked = _tracked(work, self._tracker)
         return collectives.recorded(tracked, self._exchanges, self._done)
 
-    def leave(self, run_dir: str, stalls: Sequence[float], laps: Sequence[StepPhases]) -> None:
-        """Writes the measurements; `stalls` are the seconds that each checkpoint delayed the training, `laps` the
-        phases of its steps.
+    def leave(self, run_dir: str, stalls: Sequence[float], texts: Sequence[float], laps: Sequence[StepPhases]) -> None:
+        """Writes the measurements; `stalls` are the seconds that each checkpoint delayed the training, `texts` those
+        of each generation of texts, `laps` the phases of its steps.
         """
         process = {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RESIDENT_UNIT}
         if self._device.type == "cuda":
@@ -111,6 +111,7 @@ class Measure:
         measurements = {
             "process": process,
             "checkpoints": {"saved": len(stalls), "stall": statistics.median(stalls) if stalls else None},
+            "texts": {"times": len(texts), "seconds": statistics.median(texts) if texts else None},
             "memory": _tracked_memory(self._tracker) if self._tracker is not None else None,
             "phases": to_json(median_phases(laps[1:] or laps)) if laps else None,
             "exchanges": {str(step): to_json(exchange) for step, exchange in self._exchanges.items()},
@@ -232,6 +233,7 @@ def _rank(run_dir: str, plan: Mapping[str, Any], job: JobProgram, rank: int) -> 
         "process": measurements["process"],
         "phases": compared_phases(job, measurements["phases"]),
         "checkpoints": measurements["checkpoints"],
+        "texts": measurements["texts"],
         "collectives": _side_by_side(traffic, first_exchanges),
         "recorded": recorded,
         "steady": all(step_exchanges == first_exchanges for step_exchanges in exchanges.values()) if recorded else None,

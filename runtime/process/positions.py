@@ -57,8 +57,9 @@ class Phase(IntEnum):
     UPDATE = 10
     RECORD = 11
     EVALUATION = 12
-    CHECKPOINT = 13
-    END = 14
+    GENERATION = 13
+    CHECKPOINT = 14
+    END = 15
 
 
 PHASES = {
@@ -75,6 +76,7 @@ PHASES = {
     Phase.UPDATE: "in the update",
     Phase.RECORD: "recording the loss",
     Phase.EVALUATION: "in the evaluation",
+    Phase.GENERATION: "generating texts",
     Phase.CHECKPOINT: "writing a checkpoint",
     Phase.END: "writing the weights",
 }

@@ -20,7 +20,18 @@ from typing import TextIO
 from dslc.compiler.ir.number_text import path_text, step_text
 from dslc.compiler.ir.program import JobProgram, StepPhases
 from dslc.runtime.process.failure import Outcome, in_words
-from dslc.runtime.process.records import NAME, NOTES, Follower, Record, TensorBoard, numbers, parse_record, phases_of
+from dslc.runtime.process.records import (
+    NAME,
+    NOTES,
+    TEXTS,
+    Follower,
+    Record,
+    TensorBoard,
+    numbers,
+    parse_record,
+    parse_text,
+    phases_of,
+)
 from dslc.runtime.process.run_status import Heartbeat
 from dslc.runtime.process.screen import drop, readable
 from dslc.runtime.process.stop import RunControl
@@ -49,6 +60,7 @@ class Watch:
         notes = os.path.join(run_dir, NOTES)
         self._notes = Follower(notes, os.path.getsize(notes) if goes_on and os.path.exists(notes) else 0)
         self._records: Follower | None = None
+        self._texts: Follower | None = None
         self._display: _LineDisplay | None = None
         self._tensorboard: TensorBoard | None = None
         self._last: dict[str, Record] = {}
@@ -75,6 +87,7 @@ class Watch:
             self._left = None
         if self._records is None and self._board.records is not None:
             self._records = Follower(os.path.join(self._run_dir, NAME), self._board.records)
+            self._texts = Follower(os.path.join(self._run_dir, TEXTS)) if self._job.generate is not None else None
         for line in self._records.new() if self._records is not None else ():
             try:
                 record = parse_record(line.encode())
@@ -87,6 +100,7 @@ class Watch:
             with self._drop_on_full_disk():
                 if self._tensorboard is not None:
                     self._tensorboard.write(record)
+        self._write_texts()
         if self.is_stopping() and not self._warned:
             self._warned = True
             if self._board.stop_at != self._job.steps:
@@ -94,6 +108,20 @@ class Watch:
         with self._screened():
             if self._display is not None:
                 self._display.tick(self._board.furthest)
+
+    def _write_texts(self) -> None:
+        """Passes generated texts to TensorBoard, but for those before this start."""
+        if self._tensorboard is None or self._texts is None:
+            return
+        first = self._board.began[0] if self._board.began is not None else 0
+        for line in self._texts.new():
+            try:
+                text = parse_text(line)
+            except ValueError:
+                continue  # cut off when the disk was full, or written by another
+            with self._drop_on_full_disk():
+                if self._tensorboard is not None and text["step"] > first:
+                    self._tensorboard.write_text(text)
 
     def is_stopping(self) -> bool:
         """Returns whether the training is asked to stop, by a signal or by `dslc stop`; gives a sign of life."""
@@ -109,7 +137,7 @@ class Watch:
         """
         self.look()
         self._beat.restart(max(0, self._board.furthest - 1), self._board.attempt, message, self._job.timeout)
-        self._records, self._noted = None, 0
+        self._records, self._texts, self._noted = None, None, 0
         with self._drop_on_full_disk():
             if self._tensorboard is not None:
                 self._tensorboard.close()

@@ -23,12 +23,13 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from dslc.compiler.facts.untrusted_files import LINE_LIMIT, open_file, open_to_append, parse_json, read_lines, replacing
 
 NAME = "metrics.jsonl"
+TEXTS = "samples.jsonl"
 NOTES = os.path.join("logs", "notes.txt")
 SHARES = "shares.json"  # of a batch, by the measured speed of the ranks (step/rank_speeds.py)
 SKIPPED = "skipped_batches.json"  # of spikes of the loss (loop/loss_spikes.py)
@@ -93,6 +94,45 @@ class Records:
             self._tell(f"{self._path} lacks {lines} line{'s' * (lines != 1)}, which could not be written")
         with contextlib.suppress(OSError):
             self._file.close()
+
+
+class TextRecords:
+    """Writes the texts that a network generates to samples.jsonl of a run directory, a line for each; on rank 0 alone.
+    A resumed training keeps the lines up to its `step`.
+    """
+
+    def __init__(self, run_dir: str, step: int, tell: Callable[[str], object]) -> None:
+        self._path, self._tell, self._told = os.path.join(run_dir, TEXTS), tell, False
+        earlier = [text for text in read_texts(self._path) if step and text["step"] <= step]
+        with naming(self._path), replacing(self._path) as file:
+            file.writelines(json.dumps(text, ensure_ascii=False) + "\n" for text in earlier)
+
+    def write(self, texts: Iterable[Record]) -> None:
+        lines = "".join(json.dumps(text, ensure_ascii=False) + "\n" for text in texts)
+        try:
+            with open(open_to_append(self._path), "ab") as file:
+                file.write(lines.encode(errors="replace"))
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                self._tell(f"{self._path} cannot be written ({error.strerror}); the training goes on")
+
+
+def read_texts(path: str) -> Iterator[Record]:
+    """Yields the readable lines of a file of generated texts; none if there is no file."""
+    for line in Follower(path).new():
+        with contextlib.suppress(ValueError):  # of another program, or cut off when the disk was full
+            yield parse_text(line)
+
+
+def parse_text(line: str) -> Record:
+    """Returns the record of a generated text. Raises ValueError if a line has none."""
+    found = parse_json(line)
+    if not isinstance(found, dict) or type(found.get("step")) is not int or type(found.get("number")) is not int:
+        raise ValueError("it is not a text of a step")
+    if not all(isinstance(found.get(name), str) for name in ("prompt", "text")):
+        raise ValueError("it has no prompt, or no text")
+    return found
 
 
 def finite(value: Any) -> Any:
@@ -239,8 +279,8 @@ def metrics_of(record: Record) -> dict[str, float]:
 
 
 class TensorBoard:
-    """Writes each record's numbers into `folder`. In a resumed training TensorBoard drops the earlier events of `step`,
-    its first step, and of later ones.
+    """Writes each record's numbers into `folder`, and generated texts as `texts/0`. In a resumed training TensorBoard
+    drops the earlier events of `step`, its first step, and of later ones.
     """
 
     def __init__(self, folder: str, step: int = 1) -> None:
@@ -252,5 +292,19 @@ class TensorBoard:
         for name, value in metrics_of(record).items():
             self.writer.add_scalar(name, value, record["step"])
 
+    def write_text(self, text: Record) -> None:
+        """Writes a generated text, as `texts/0` for the first prompt."""
+        blocks = [_as_code(f"{text['prompt']}{text['text']}")]
+        if text.get("chat"):
+            blocks = [_as_code(text["prompt"]), "answer:", _as_code(text["text"])]
+        self.writer.add_text(f"texts/{text['number']}", "\n\n".join(blocks), text["step"])
+        if text["number"] == 0 and type(text.get("took")) in (int, float):
+            self.writer.add_scalar("phases/texts", text["took"], text["step"])
+
     def close(self) -> None:
         self.writer.close()
+
+
+def _as_code(text: str) -> str:
+    """Returns a text as Markdown that shows each character of it."""
+    return "\n".join(f"    {line}" for line in text.split("\n"))

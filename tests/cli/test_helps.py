@@ -63,6 +63,8 @@ WITHOUT = {
     "E0328": CHOICE,
     "E0329": CHOICE,
     "E0335": CHOICE,
+    "E0354": CHOICE,
+    "E0355": CHOICE,
     "E0410": CHOICE,
     "E0415": CHOICE,
     "E0419": CHOICE,

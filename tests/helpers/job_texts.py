@@ -100,6 +100,7 @@ _BLOCKS = (
     "memory",
     "train",
     "evaluate",
+    "generate",
     "checkpoint",
     "launch",
     "log",

@@ -17,3 +17,4 @@ def test_an_example_trains(launcher: Launcher, tmp_path: Path, name: str) -> Non
     job = EXAMPLES / f"{name}.plt"
     losses = train_job(launcher, job, "train.steps=20", "log.every=1 step", folder=tmp_path / "run").losses()
     assert len(losses) == 20 and losses[-1] < 0.9 * losses[0]
+    assert (tmp_path / "run" / "samples.jsonl").exists() == (name == "chat")

@@ -80,6 +80,12 @@ class ConversationRenderer:
         own = (self._tokenizer.pad_token_id, self._tokenizer.eos_token_id)
         return [token for token in own if token is not None]
 
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """The tokens that end an answer."""
+        end = self._tokenizer.eos_token_id
+        return () if end is None else (int(end),)
+
     def render(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> RenderedConversation:
         """Returns the tokens of a conversation of at least one message. Raises ConversationError."""
         messages = list(messages)
@@ -91,6 +97,15 @@ class ConversationRenderer:
         tokens = list(encoded["input_ids"])
         counted = encoded["assistant_masks"] if marked else [True] * len(tokens)
         return RenderedConversation(tokens, [bool(flag) for flag in counted])
+
+    def render_question(self, text: str) -> list[int]:
+        """Returns the tokens of a message of the user, up to where the assistant answers. Raises ConversationError."""
+        messages = [{"role": "user", "content": text}]
+        return list(self._apply(messages, tokenize=True, return_dict=True, add_generation_prompt=True)["input_ids"])
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Returns the text of tokens, without the tokenizer's own words for ends and roles."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def _render_by_prefixes(self, messages: list[Message], named: dict[str, object]) -> RenderedConversation:
         text = self._apply(messages, tokenize=False, **named)

@@ -94,8 +94,8 @@ def _bytes_of(text: str, seen: Seen) -> Iterator[Ids]:
             yield np.frombuffer(piece, np.uint8)
 
 
-def _tokenizer(file: str) -> tuple[Callable[[str, Seen], Iterator[Ids]], int, int | None, str]:
-    """Returns the function that encodes a text, the vocabulary, and the token that ends a text, if there is one."""
+def load_tokenizer_file(file: str) -> tuple[Any, str]:
+    """Returns the tokenizer of a `tokenizer.json`, and its word that ends a text, or "". Raises TokensError."""
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
@@ -107,7 +107,13 @@ def _tokenizer(file: str) -> tuple[Callable[[str, Seen], Iterator[Ids]], int, in
     except Exception as error:  # the library raises this class itself
         raise TokensError(f"{file} is not a tokenizer of the library `tokenizers`: {error}") from error
     known: dict[str, int] = made.get_vocab(with_added_tokens=True)
-    end = next((word for word in ENDS if word in known), "")
+    return made, next((word for word in ENDS if word in known), "")
+
+
+def _tokenizer(file: str) -> tuple[Callable[[str, Seen], Iterator[Ids]], int, int | None, str]:
+    """Returns the function that encodes a text, the vocabulary, and the token that ends a text, if there is one."""
+    made, end = load_tokenizer_file(file)
+    known: dict[str, int] = made.get_vocab(with_added_tokens=True)
 
     def encode(text: str, seen: Seen) -> Iterator[Ids]:
         pieces: list[str] = []

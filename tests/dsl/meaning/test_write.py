@@ -66,7 +66,7 @@ def test_the_examples_are_written_without_a_warning(path: Path) -> None:
 
 
 JOB = """
-param rate = 0.1
+param speed = 0.1
 model {
   network = [conv2d(4), flatten(), linear(10)]
   loss    = cross_entropy
@@ -77,7 +77,7 @@ data {
 }
 train {
   steps     = 4 * 25
-  optimizer = sgd(rate / 2)
+  optimizer = sgd(speed / 2)
 }
 memory {
   limit = 1.5GiB
@@ -89,11 +89,11 @@ expect {
 
 
 def test_params_settings_and_relative_paths_are_resolved_away(tmp_path: Path) -> None:
-    job = load_text(JOB, folder=str(tmp_path), settings=["rate=0.4", "train.clip=1"]).job
+    job = load_text(JOB, folder=str(tmp_path), settings=["speed=0.4", "train.clip=1"]).job
     assert job is not None
     text = write(job)
     assert text.startswith("language = 1\n")
-    assert "rate" not in text.replace("rate_", "")
+    assert "speed" not in text
     assert f'file = "{tmp_path}/corpus.txt"' in text
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "lr = 0.2" in text

@@ -1,0 +1,5 @@
+import "base/gpt.plt"
+
+generate {
+  every = 10 steps #! W0103
+}

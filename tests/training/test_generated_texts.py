@@ -1,0 +1,112 @@
+"""Texts that a network writes during its training: those of a loop by hand, the same on every plan."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.launcher import Launcher
+from helpers.trained import agree, ready, train, train_job
+from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from dslc.runtime.model.meta_model import build_model
+
+# 24 tokens behind a prompt leave the 16 positions of the network.
+JOB = """
+model {
+  network = gpt(layers = 2, width = 32, heads = 4, context = 16, vocab = 256)
+  loss    = cross_entropy()
+}
+data {
+  source = stdlib()
+  batch  = 8
+}
+train {
+  steps     = 6
+  optimizer = sgd(lr = 0.5)
+}
+log {
+  every       = 1 steps
+  tensorboard = TENSORBOARD
+}
+generate {
+  every       = 3 steps
+  prompts     = ["def ", "ä", "import os, sys and more\\n"]
+  max_tokens  = 24
+  temperature = TEMPERATURE
+}
+"""
+PLANS = (
+    "devices.cpus=2 parallelism.zero=3",
+    "devices.cpus=4 parallelism.pipeline=2 parallelism.context=2",
+    "devices.cpus=4 parallelism.tensor=2 parallelism.zero=1",
+)
+
+
+def _job(folder: Path, temperature: float = 0.0, tensorboard: str = "false") -> Path:
+    folder.mkdir(exist_ok=True)
+    job = folder / "job.plt"
+    job.write_text(JOB.replace("TEMPERATURE", str(temperature)).replace("TENSORBOARD", tensorboard))
+    return job
+
+
+def _texts(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in ("seconds", "took")} for line in lines]
+
+
+def _continued(model: torch.nn.Module, prompt: str) -> str:
+    tokens = list(prompt.encode())
+    for _ in range(24):
+        logits = model(torch.tensor([tokens[-16:]]))
+        tokens.append(int(logits[0, -1].argmax()))
+    return bytes(tokens[len(prompt.encode()) :]).decode(errors="replace")
+
+
+def test_texts_are_those_of_a_loop_by_hand_and_change_no_training(launcher: Launcher, tmp_path: Path) -> None:
+    job = _job(tmp_path, tensorboard="true")
+    made, trained = ready(job), train_job(launcher, job)
+    assert made.program.generate is not None
+    (plain := tmp_path / "plain").mkdir()
+    agree(train(launcher, plain, made.program, made.places, generate=None), trained, 0.0, 0.0)
+    model = build_model(made.program.model, torch.device("cpu")).eval()
+    model.load_state_dict(load_file(trained.folder / "weights.safetensors"), strict=False)
+    texts = _texts(trained.folder)
+    prompts = made.program.generate.prompts
+    assert [(text["step"], text["number"]) for text in texts] == [(3, 0), (3, 1), (3, 2), (6, 0), (6, 1), (6, 2)]
+    assert [text["text"] for text in texts[3:]] == [_continued(model, prompt) for prompt in prompts]
+    events = EventAccumulator(str(trained.folder / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Tensors("texts/2/text_summary")] == [3, 6]
+    assert [event.step for event in events.Scalars("phases/texts")] == [3, 6]
+
+
+@cache
+def _reference(launcher: Launcher, folder: Path, temperature: float) -> list[dict[str, Any]]:
+    return _texts(train_job(launcher, _job(folder, temperature)).folder)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(("plan", "temperature"), [*zip(PLANS, (1.5, 0.0, 0.7), strict=True)])
+def test_texts_are_the_same_on_every_plan(launcher: Launcher, tmp_path: Path, plan: str, temperature: float) -> None:
+    texts = _texts(train_job(launcher, _job(tmp_path, temperature), *plan.split()).folder)
+    assert texts == _reference(launcher, tmp_path / "reference", temperature)
+    assert len({text["text"] for text in texts}) == len(texts) or not temperature
+
+
+@pytest.mark.slow
+def test_a_resumed_training_keeps_the_texts_before_its_checkpoint(launcher: Launcher, tmp_path: Path) -> None:
+    job, folder = _job(tmp_path, 1.0), tmp_path / "run"
+    folder.mkdir()
+    train_job(launcher, job, "checkpoint.every=3 steps", folder=folder)
+    expected = _texts(folder)
+    (folder / "samples.jsonl").write_text((folder / "samples.jsonl").read_text() + "cut o")
+    shutil.rmtree(folder / "checkpoints" / "step-00000006")
+    train_job(launcher, job, "checkpoint.every=3 steps", "checkpoint.resume=auto", folder=folder)
+    assert _texts(folder) == expected
