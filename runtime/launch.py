@@ -68,6 +68,7 @@ from dslc.runtime.process.screen import prepare
 from dslc.runtime.process.stop import RunControl, listening
 from dslc.runtime.process.user_code import hand_over, search_path, take_over
 from dslc.runtime.restarts import Restarts
+from dslc.runtime.technique import float8
 from dslc.runtime.train import TrainingResult
 from dslc.runtime.transport.barriers import StartupChannels
 from dslc.runtime.transport.rendezvous import RankStore, shared_file
@@ -157,6 +158,8 @@ def _preload(program: JobProgram) -> None:
         transformers_model.preload(program.model.transformers)
     if program.model.adapter is not None:
         adapters.preload()
+    if program.precision.float8 is not None:
+        float8.preload()
 
 
 @dataclass

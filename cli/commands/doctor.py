@@ -36,7 +36,7 @@ EXTRAS = {
     "torchvision": "`augment` of images",
     "offload": "`memory.offload = [optimizer]` on a GPU",
     "peft": "`model.adapter`",
-    "torchao": "weights in 4 or 8 bits: `pretrained(…, quantize = nf4)`",
+    "torchao": "weights in 4 or 8 bits: `pretrained(…, quantize = nf4)`; products: `precision = fp8`",
     "testing": "`dslc.testing`: properties of jobs",
     "lm-eval": "`dslc evaluate --lm-eval`",
     "wandb": "`wandb(…)` loggers",

@@ -21,7 +21,7 @@ from dslc.compiler.placement.sharding import sharding_of, trained
 from dslc.compiler.rules.training.goals import check_names
 from dslc.compiler.rules.training.metrics import takes_classes
 from dslc.dsl.diagnostics import Diagnostic, Findings, Note, Report
-from dslc.dsl.language.calls import PythonCall, PythonLoss, PythonStep
+from dslc.dsl.language.calls import Fp8, PythonCall, PythonLoss, PythonStep
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.loggers import LibraryLogger, PythonLogger
 from dslc.dsl.language.lr_schedules import PythonSchedule
@@ -320,6 +320,8 @@ def try_optimizer(trial: Trial) -> Findings[Trial | None]:
     job, source, model, call = trial.job, trial.source, trial.facts.model, trial.job.train.optimizer
     if call.has_codes and importlib.util.find_spec("torchao") is None:
         yield missing_library("torchao", call.value_span("state_"))
+    if isinstance(job.train.precision, Fp8) and importlib.util.find_spec("torchao") is None:
+        yield missing_library("torchao", job.train.value_span("precision"))
     if not isinstance(call, PythonOptimizer):
         return None
 

@@ -46,11 +46,14 @@ from dslc.compiler.facts.hardware import PublishedFit, nearest_fit
 from dslc.compiler.ir.actions import Payload, TrafficNode
 from dslc.compiler.ir.nodes import LayerNode
 from dslc.compiler.ir.records import StageTime, StepEnd, TimeSource
+from dslc.compiler.model.float8 import float8_flops
 from dslc.compiler.operations.exchange_rules import RULES
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.losses import makes_outputs_ahead
 from dslc.compiler.placement.sharding import recomputed
 from dslc.compiler.placement.staging import Staging
+from dslc.dsl.language.calls import Fp8
+from dslc.dsl.language.job import JobSpec
 from dslc.dsl.record import Record, record
 
 
@@ -183,7 +186,7 @@ def _estimate(
     step_time = passes + ends[last_rank].exposed + ends[last_rank].update + samples + times.rest
     busiest = max(range(len(costs)), key=lambda p: arithmetic[p] + inside[p])
     flops = job.data.batch * sum(layer.forward_flops + layer.backward_flops for layer in staging.model.layers)
-    peak = layout.hardware.flops(job.train.precision.word)
+    peak = layout.hardware.flops(peak_precision(job))
     return StepEstimate(
         step_time=step_time,
         mfu=flops / (step_time * peak * layout.world_size) if step_time and peak is not None else None,
@@ -210,6 +213,17 @@ def fitted_step(staging: Staging, costs: tuple[RankCost, ...], fit: RunFit) -> f
     seconds = _estimate(staging, costs, FittedTimes(staging, fit), "fitted").step_time
     assert seconds is not None
     return seconds
+
+
+def peak_precision(job: JobSpec) -> str:
+    """Returns the precision of the fastest products of a job: emulated ones are in float32."""
+    precision = job.train.precision
+    return "fp32" if isinstance(precision, Fp8) and precision.emulate else precision.word
+
+
+def low_word(job: JobSpec) -> str:
+    """Returns the precision of all products but those in 8 bits."""
+    return "bf16" if isinstance(job.train.precision, Fp8) else job.train.precision.word
 
 
 def missing_figures(layout: Layout, precision: str) -> tuple[str, ...]:
@@ -318,15 +332,19 @@ class _CatalogueTimes:
 
     def __init__(self, staging: Staging) -> None:
         hardware = staging.layout.hardware
-        peak = hardware.flops(staging.job.train.precision.word)
-        assert peak is not None, "missing_figures says so"
-        self._rate = peak * hardware.efficiency
+        peak, low = hardware.flops(peak_precision(staging.job)), hardware.flops(low_word(staging.job))
+        assert peak is not None and low is not None, "missing_figures says so"
+        self._rate, self._float8_rate = low * hardware.efficiency, peak * hardware.efficiency
+        self._float8 = float8_flops(staging.job, staging.model)
         self._pieces = staging.layout.sizes["context"]
         self._links = _Links(staging)
 
     def layer(self, layer: LayerNode, samples: float) -> tuple[float, float]:
-        sample_seconds = samples / self._pieces / self._rate
-        return sample_seconds * layer.forward_flops, sample_seconds * layer.backward_flops
+        share, forward, backward = samples / self._pieces, layer.forward_flops, layer.backward_flops
+        float8 = self._float8.get(layer.name, 0)
+        # Of each layer, the same part of both passes is in 8 bits.
+        seconds = (forward - float8) / self._rate + float8 / self._float8_rate
+        return share * seconds, share * seconds * backward / forward if forward else share * backward / self._rate
 
     def loss(self, samples: float) -> tuple[float, float]:
         return 0.0, 0.0

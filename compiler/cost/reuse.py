@@ -18,6 +18,7 @@ from dslc.compiler.placement.staging import Staging
 from dslc.dsl.bounds import WORK
 from dslc.dsl.diagnostics import Findings, Report
 from dslc.dsl.language.blocks import ModelSpec
+from dslc.dsl.language.calls import Fp8
 from dslc.dsl.language.lr_schedules import Constant
 
 READING = 15  # work of reading a combination of a sweep, in units of `Layout.work`
@@ -42,12 +43,14 @@ class Reuse:
         """True if no further job should be analysed."""
         return self.spent + self._largest > WORK.most
 
-    def build(self, model: ModelSpec, source: SourceFacts, context: int | None) -> Findings[ModelGraph | None]:
+    def build(
+        self, model: ModelSpec, source: SourceFacts, context: int | None, float8: Fp8 | None
+    ) -> Findings[ModelGraph | None]:
         """Calls `build`, or returns the last network."""
-        key = (model, source, context)
+        key = (model, source, context, float8)
         if key != self._key:
             self._key, self._told, self._shared = key, Report(), None
-            self._built = self._told.collect(build(model, source, context))
+            self._built = self._told.collect(build(model, source, context, float8))
             self.spent += len(self._built.layers) if self._built else 0
         yield from self._told.found
         return self._built
@@ -61,13 +64,14 @@ class Reuse:
         pieces: int,
         *,
         on_cpu: bool,
+        float8: Fp8 | None,
     ) -> ModelGraph:
         """Calls `share_out` on the last network, or returns its last result."""
         assert self._built is not None
-        key = (styles, ranks, pieces, on_cpu)
+        key = (styles, ranks, pieces, on_cpu, float8)
         if self._shared is None or key != self._shared_key:
             self._shared_key = key
-            self._shared = share_out(self._built, model, source, styles, ranks, pieces, on_cpu=on_cpu)
+            self._shared = share_out(self._built, model, source, styles, ranks, pieces, on_cpu=on_cpu, float8=float8)
         return self._shared
 
     def keep_costs(self, staging: Staging, costs: tuple[RankCost, ...]) -> None:

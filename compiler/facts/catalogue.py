@@ -2,7 +2,7 @@
 
     [lab_card]                # `devices.kind = lab_card`
     memory  = "80GiB"
-    fp32    = "67TFLOPS"      # tf32, bf16, fp16 likewise
+    fp32    = "67TFLOPS"      # tf32, bf16, fp16, fp8 likewise
     link    = "450GBps"       # to a device of the same node, one direction
     network = "400Gbps"       # to another node, for each device
     bandwidth = "3350GBps"    # of its memory: transformers then have estimates instead of bounds
@@ -44,6 +44,7 @@ KEYS: dict[str, tuple[str, Dimension]] = {
     "tf32": ("flops_tf32", "flops"),
     "bf16": ("flops_bf16", "flops"),
     "fp16": ("flops_fp16", "flops"),
+    "fp8": ("flops_fp8", "flops"),
     "link": ("link", "bandwidth"),
     "network": ("network", "bandwidth"),
     "bandwidth": ("bandwidth", "bandwidth"),

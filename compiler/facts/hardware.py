@@ -48,6 +48,7 @@ class Hardware(Record):
     flops_tf32: float | None = None  # for matrix products in float32 with rounded factors
     flops_bf16: float | None = None
     flops_fp16: float | None = None
+    flops_fp8: float | None = None  # None: it has no products in 8 bits
     link: float | None = None  # bytes/s to a device of the same node
     network: float | None = None  # bytes/s from a node to another, for each device
     bandwidth: float | None = None  # bytes/s of its memory
@@ -56,9 +57,7 @@ class Hardware(Record):
     fit: RunFit | None = None  # constants that were fitted to steps on a machine of this kind
 
     def flops(self, precision: str) -> float | None:
-        """Returns the FLOP/s of matrix products in `fp32`, `bf16` or `fp16`; a precision that a device lacks runs as
-        fp32.
-        """
+        """Returns the FLOP/s of products in a precision: fp32, bf16, fp16 or fp8. What a device lacks runs as fp32."""
         found: float | None = getattr(self, f"flops_{precision}")
         return self.flops_fp32 if found is None else found
 
@@ -86,6 +85,7 @@ def _gpu(
     tf32: float | None,
     bf16: float | None,
     fp16: float,
+    fp8: float | None,
     link: float,
     network: float,
     bandwidth: float,
@@ -98,6 +98,7 @@ def _gpu(
         flops_tf32=None if tf32 is None else tf32 * 1e12,
         flops_bf16=None if bf16 is None else bf16 * 1e12,
         flops_fp16=fp16 * 1e12,
+        flops_fp8=None if fp8 is None else fp8 * 1e12,
         link=link * 1e9,
         network=network * 1e9,
         bandwidth=bandwidth * 1e9,
@@ -109,19 +110,19 @@ CATALOGUE: dict[str, Hardware] = {
     for h in (
         Hardware(kind="cpu", cpu=True),
         Hardware(kind="gpu"),
-        #    kind        memory    fp32   tf32   bf16   fp16    link  network  bandwidth
-        _gpu("v100", 32 * GiB, 15.7, None, None, 125, 150, 12.5, 900),
-        _gpu("a10", 24 * GiB, 31.2, 62.5, 125, 125, 32, 12.5, 600),
-        _gpu("a100_40g", 40 * GiB, 19.5, 156, 312, 312, 300, 25, 1555),
-        _gpu("a100_80g", 80 * GiB, 19.5, 156, 312, 312, 300, 25, 2039),
-        _gpu("l4", 24 * GiB, 30.3, 60, 121, 121, 32, 12.5, 300),
-        _gpu("l40s", 48 * GiB, 91.6, 183, 362, 362, 32, 25, 864),
-        _gpu("h100", 80 * GiB, 67, 494, 989, 989, 450, 50, 3350),
-        _gpu("h200", 141 * GB, 67, 494, 989, 989, 450, 50, 4800),
-        _gpu("b200", 180 * GB, 75, 1100, 2250, 2250, 900, 50, 8000),
-        _gpu("rtx3090", 24 * GiB, 35.6, 35.6, 71, 71, 32, 1.25, 936),
-        _gpu("rtx4090", 24 * GiB, 82.6, 82.6, 165.2, 165.2, 32, 1.25, 1008),
-        _gpu("mi300x", 192 * GB, 163.4, 653.7, 1307.4, 1307.4, 448, 50, 5300),
+        #    kind        memory    fp32   tf32   bf16   fp16     fp8  link  network  bandwidth
+        _gpu("v100", 32 * GiB, 15.7, None, None, 125, None, 150, 12.5, 900),
+        _gpu("a10", 24 * GiB, 31.2, 62.5, 125, 125, None, 32, 12.5, 600),
+        _gpu("a100_40g", 40 * GiB, 19.5, 156, 312, 312, None, 300, 25, 1555),
+        _gpu("a100_80g", 80 * GiB, 19.5, 156, 312, 312, None, 300, 25, 2039),
+        _gpu("l4", 24 * GiB, 30.3, 60, 121, 121, 242, 32, 12.5, 300),
+        _gpu("l40s", 48 * GiB, 91.6, 183, 362, 362, 733, 32, 25, 864),
+        _gpu("h100", 80 * GiB, 67, 494, 989, 989, 1979, 450, 50, 3350),
+        _gpu("h200", 141 * GB, 67, 494, 989, 989, 1979, 450, 50, 4800),
+        _gpu("b200", 180 * GB, 75, 1100, 2250, 2250, 4500, 900, 50, 8000),
+        _gpu("rtx3090", 24 * GiB, 35.6, 35.6, 71, 71, None, 32, 1.25, 936),
+        _gpu("rtx4090", 24 * GiB, 82.6, 82.6, 165.2, 165.2, 330.3, 32, 1.25, 1008),
+        _gpu("mi300x", 192 * GB, 163.4, 653.7, 1307.4, 1307.4, 2614.9, 448, 50, 5300),
     )
 }
 

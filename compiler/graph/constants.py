@@ -55,8 +55,8 @@ from dslc.dsl.language.goals import EarlyStopping, Goal, RewindOnSpike, SpikeRes
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.loggers import PythonLogger, TensorBoardLogger
-from dslc.dsl.language.lr_schedules import Plateau, PythonSchedule, Schedule
-from dslc.dsl.language.optimizers import PythonOptimizer
+from dslc.dsl.language.lr_schedules import LinearScale, Plateau, PythonSchedule, Schedule, SqrtScale
+from dslc.dsl.language.optimizers import Group, PythonOptimizer
 from dslc.dsl.language.registry import Call, Quantity
 from dslc.dsl.paths import ResolvedPath, portable
 from dslc.dsl.source import short_line
@@ -84,7 +84,7 @@ def constants(analysis: Analysis) -> Iterator[tuple[str, NodeRecord]]:
     yield "data", data_step(analysis)
     yield "optimizer", optimizer_step(analysis)
     yield "learning rate", _learning_rate(analysis)
-    yield "precision", precision_step(job)
+    yield "precision", precision_step(job, analysis.model)
     yield "gradients", _gradients(analysis)
     yield "recompute", _recompute(analysis)
     yield "checkpoint", _checkpoint(analysis)
@@ -399,9 +399,9 @@ def _exchange(job: JobSpec, exchange: ExchangePolicy) -> p.ExchangeStep:
 def _scaled(job: JobSpec, lr: float) -> float:
     """Returns a learning rate after `scale_lr`."""
     match job.train.scale_lr:
-        case c.LinearScale(base_batch=base):
+        case LinearScale(base_batch=base):
             return lr * job.data.batch / base
-        case c.SqrtScale(base_batch=base):
+        case SqrtScale(base_batch=base):
             return float(lr * (job.data.batch / base) ** 0.5)
         case _:
             return lr
@@ -450,7 +450,7 @@ def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
     )
 
 
-def _group(job: JobSpec, group: c.Group) -> p.GroupStep:
+def _group(job: JobSpec, group: Group) -> p.GroupStep:
     lr = None if group.lr is None else _scaled(job, group.lr)
     return p.GroupStep(parameters=group.parameters, lr=lr, weight_decay=group.weight_decay)
 

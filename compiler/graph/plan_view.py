@@ -27,7 +27,7 @@ from dslc.dsl.language.registry import CALLS
 from dslc.dsl.words import plural, shorten_list
 
 MOST_MATRICES = 4  # that a view names
-PRECISIONS = {dtype: word for word, dtype in DTYPES.items()}
+PRECISIONS = {dtype: word for word, dtype in DTYPES.items() if word != "fp8"}
 
 
 def plan_view(plan: PlanGraph) -> PlanView:
@@ -216,13 +216,12 @@ def picture_changes(step: p.PictureStep | None) -> tuple[str, ...]:
 
 def _training(plan: PlanGraph) -> records.TrainingNode:
     training, optimizer = plan.one(p.Training), plan.one(p.OptimizerStep)
-    dtype = plan.one(p.PrecisionStep).dtype
     return records.TrainingNode(
         optimizer=optimizer_text(optimizer),
         lr=optimizer.lr,
         lr_written=optimizer.lr if optimizer.base_lr is None else optimizer.base_lr,
         lr_schedule=_schedule(plan.one(p.LearningRateStep)),
-        precision=PRECISIONS.get(dtype, dtype),
+        precision=precision_text(plan.one(p.PrecisionStep)),
         clip=training.clip,
         clip_value=training.clip_value,
         compiled=_compiled(training, plan.one(p.LossStep)),
@@ -292,6 +291,22 @@ def _adamw_text(matrices: Sequence[tuple[str, str]] | None) -> str:
     first = [f"{name} ({reason})" for name, reason in matrices[:MOST_MATRICES]]
     more = [f"{len(matrices) - len(first)} more"] * (len(matrices) > len(first))
     return ", ".join([*first, *more, "vectors and kernels"])
+
+
+def precision_text(step: p.PrecisionStep) -> str:
+    """Names the precision; of products in 8 bits with the layers that have them, and the first of the others."""
+    if step.float8 is None:
+        return PRECISIONS.get(step.dtype, step.dtype)
+    float8 = step.float8
+    how = f"fp8, {float8.recipe}" + (", emulated" if float8.emulated else "")
+    if float8.layers is None:
+        return f"{how}, for dense layers that `--trace` names"
+    reasons: dict[str, list[str]] = {}
+    for name, reason in float8.others:
+        reasons.setdefault(reason, []).append(name)
+    others = [f"{shorten_list(names)} ({reason})" for reason, names in reasons.items()]
+    rest = f"; bf16 for {', '.join(others)}, and all else" if others else ", and bf16 for all else"
+    return f"{how}, for {plural(len(float8.layers), 'dense layer')}{rest}"
 
 
 def _schedule(step: p.LearningRateStep) -> str:

@@ -136,6 +136,7 @@ class ModelFacts(Record):
     vocab: int | None = None  # the input's numbers index tables of so many rows
     structured: bool = False  # true if the output is no tensor
     embeddings: tuple[str, ...] = ()  # first names of the weights of nn.Embedding, of derived classes too
+    dense: tuple[tuple[str, tuple[int, int]], ...] = ()  # torch's own dense layers, with the shape of the weight
     head: str = ""  # the dense layer whose output is the model's, as it is
     looks: str = ""  # the operation by which its forward pass reads numbers: its figures are those of a few samples
     padding: int | None = None  # the padding token in its configuration

@@ -23,6 +23,7 @@ from dslc.compiler.ir.steps import (
     GenerateStep,
     InitStep,
     ModuleStep,
+    PrecisionStep,
     PythonFunction,
     RecomputeStep,
     SpikeStep,
@@ -42,6 +43,7 @@ __all__ = [  # names defined elsewhere
     "InitStep",
     "ModuleStep",
     "PictureStep",
+    "PrecisionStep",
     "PythonFunction",
     "RecomputeStep",
     "SamplerStep",
@@ -268,16 +270,6 @@ class HookStep(Record):
 
     python: PythonFunction
     everywhere: bool = False
-
-
-@record
-class PrecisionStep(Record):
-    """O1: autocast to `dtype` over float32 parameters. O2: the forward and backward pass in `dtype`, on a copy of
-    float32 parameters, which the optimizer updates. `scaled` asks for loss scaling."""
-
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    level: Literal["O1", "O2"] = "O1"
-    scaled: bool = False
 
 
 @record

@@ -170,3 +170,29 @@ class AverageStep(Record):
     power: float | None = None
     inv_gamma: float = 1.0
     min_decay: float = 0.0
+
+
+@record
+class Float8Step(Record):
+    """Dense layers that multiply in 8 bits, by torchao's recipe; None: unknown without tracing. `others` are the other
+    dense layers, with the reason. `gathered`: `fully_shard` gathers the weights of `layers` in 8 bits.
+    """
+
+    recipe: Literal["tensorwise", "rowwise"] = "tensorwise"
+    emulated: bool = False
+    layers: tuple[str, ...] | None = ()
+    others: tuple[tuple[str, str], ...] = ()
+    gathered: bool = False
+
+
+@record
+class PrecisionStep(Record):
+    """O1: autocast to `dtype` over float32 parameters. O2: the forward and backward pass in `dtype`, on a copy of
+    float32 parameters, which the optimizer updates. `scaled` asks for loss scaling. `float8` has the layers that
+    multiply in 8 bits.
+    """
+
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    level: Literal["O1", "O2"] = "O1"
+    scaled: bool = False
+    float8: Float8Step | None = None

@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 from dslc.compiler.facts.transformers_file import mean_of, written_task
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.model.float8 import float8_step
 from dslc.compiler.model.outputs import classes_come_first
 from dslc.compiler.placement.losses import compares
 from dslc.compiler.placement.sharding import low_copy, low_dtype
@@ -112,11 +114,13 @@ def arguments_of(call: Call, excluded: tuple[str, ...] = ()) -> dict[str, Any]:
     return {f.name: getattr(call, f.name) for f in fields(type(call)) if f.name not in excluded}
 
 
-def precision_step(job: JobSpec) -> p.PrecisionStep:
+def precision_step(job: JobSpec, model: ModelGraph | None = None) -> p.PrecisionStep:
+    """Returns the step; which layers multiply in 8 bits is known with a model."""
     return p.PrecisionStep(
         dtype=low_dtype(job),
         level="O2" if low_copy(job) else "O1",
         scaled=isinstance(job.train.precision, c.Fp16),
+        float8=float8_step(job, model),
     )
 
 

@@ -34,18 +34,22 @@ from dslc.dsl.bounds import LAYERS
 from dslc.dsl.diagnostics import Diagnostic, Findings, Note, Report, passes
 from dslc.dsl.language import layers as s
 from dslc.dsl.language.blocks import ModelSpec
+from dslc.dsl.language.calls import Fp8
 from dslc.dsl.language.registry import Call
 from dslc.dsl.words import plural
 
 __all__ = ["BufferNode", "LayerNode", "ModelGraph", "ParameterNode", "build"]
 
 
-def build(model: ModelSpec, source: SourceFacts, context: int | None) -> Findings[ModelGraph | None]:
+def build(
+    model: ModelSpec, source: SourceFacts, context: int | None, float8: Fp8 | None = None
+) -> Findings[ModelGraph | None]:
     """Returns the graph of a layer list or library network; None if the input is unknown, or with the reason in the
     report.
 
     Reports E0201 to E0232 and W0201 to W0203; of the mistakes along the chain of layers only the first, as the shapes
-    after it are unknown. `context` is the length of a sequence if the data's own is not known.
+    after it are unknown. `context` is the length of a sequence if the data's own is not known. `float8`:
+    products of dense layers are in 8 bits.
     """
     network = model.network
     if isinstance(network, s.PythonNetwork | s.TransformersNetwork):
@@ -55,11 +59,11 @@ def build(model: ModelSpec, source: SourceFacts, context: int | None) -> Finding
         fact = TensorFact(shape=(context,), dtype="int64")
     if fact is None:
         return None
-    graph = yield from _graph(model, source, fact, frozenset())
+    graph = yield from _graph(model, source, fact, frozenset(), float8)
     if graph is None or not model.freeze:
         return graph
     # Which names a pattern matches is known with the ties of the whole network.
-    return Report().collect(_graph(model, source, fact, _frozen(graph, model)))
+    return Report().collect(_graph(model, source, fact, _frozen(graph, model), float8))
 
 
 def _frozen(graph: ModelGraph, model: ModelSpec) -> frozenset[str]:
@@ -68,12 +72,14 @@ def _frozen(graph: ModelGraph, model: ModelSpec) -> frozenset[str]:
 
 
 def _graph(
-    model: ModelSpec, source: SourceFacts, fact: TensorFact, frozen: frozenset[str]
+    model: ModelSpec, source: SourceFacts, fact: TensorFact, frozen: frozenset[str], float8: Fp8 | None
 ) -> Findings[ModelGraph | None]:
     """Returns the graph of a network with these parameters frozen; None if it yields an error."""
     network = model.network
     assert not isinstance(network, s.PythonNetwork | s.TransformersNetwork)
-    surroundings = Surroundings(source=source, network=network if isinstance(network, Call) else None, frozen=frozen)
+    surroundings = Surroundings(
+        source=source, network=network if isinstance(network, Call) else None, frozen=frozen, float8=float8
+    )
     expansion = Expansion(layers=())
     try:
         if isinstance(network, Call):
@@ -123,6 +129,7 @@ def share_out(
     pieces: int,
     *,
     on_cpu: bool,
+    float8: Fp8 | None = None,
 ) -> ModelGraph:
     """Returns `graph` with its layers as on one rank: of a tensor axis, with `styles` by module, and of a context axis
     of `pieces` ranks. `on_cpu`: ranks exchange tensors over gloo.
@@ -133,7 +140,7 @@ def share_out(
         styles_by_layer.setdefault(name, []).append(style)
     frozen = _frozen(graph, model)
     surroundings = Surroundings(
-        source=source, ranks=ranks, styles=styles_by_layer, on_cpu=on_cpu, pieces=pieces, frozen=frozen
+        source=source, ranks=ranks, styles=styles_by_layer, on_cpu=on_cpu, pieces=pieces, frozen=frozen, float8=float8
     )
     try:
         if isinstance(network, Call):

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dslc.compiler.ir.memory import Halves, Working, WorkingSet
+from dslc.compiler.model.float8 import ProductMoments
 
 
 class Store:
@@ -60,6 +61,7 @@ class Operation:
     ordered: int = 0
     ordered_rounds: int = 0
     reorders: tuple[int, int] = (0, 0)
+    float8: ProductMoments | None = None  # of a product in 8 bits
 
 
 def working(operations: Sequence[Operation]) -> Working:
@@ -70,8 +72,9 @@ def working(operations: Sequence[Operation]) -> Working:
     known_working = _KNOWN.get(shape)
     if known_working is None:
         known_working = _KNOWN[shape] = Working(
-            forward=_forward(operations, keeping=True),
-            dropping=_forward(operations, keeping=False),
+            forward=_forward(operations, keeping=True)[0],
+            dropping=_forward(operations, keeping=False)[0],
+            dequantizing=_forward(operations, keeping=True)[1],
             copied=sum(op.copied for op in operations),
             cast=max(op.cast for op in operations),
             **_backward(operations),
@@ -94,14 +97,16 @@ def _shape(operations: Sequence[Operation]) -> tuple[object, ...]:
         (
             *map(place, op.takes), place(op.gives), *map(place, op.kept), len(op.takes), op.weights, op.copied,
             op.differentiates, op.adds, op.view, op.passing, op.scratch, op.rounds, op.cast, op.backward,
-            op.ordered, op.ordered_rounds, op.reorders,
+            op.ordered, op.ordered_rounds, op.reorders, op.float8,
             *map(place, op.constants), len(op.kept), *map(place, op.holds),
         )
         for op in operations
     )  # fmt: skip
 
 
-def _forward(operations: Sequence[Operation], *, keeping: bool) -> int:
+def _forward(operations: Sequence[Operation], *, keeping: bool) -> tuple[int, tuple[WorkingSet, ...]]:
+    """Returns the most bytes of a forward pass, and the moments that have bytes besides the samples'."""
+    moments = list[WorkingSet]()
     last_use = {id(store): n for n, op in enumerate(operations) for store in (*op.takes, *op.holds)}
     entered = operations[0].takes[0]
     views = {id(op.gives) for op in operations if op.view}
@@ -117,9 +122,12 @@ def _forward(operations: Sequence[Operation], *, keeping: bool) -> int:
             for store in op.kept:
                 live.pop(id(store), None)
                 saved[id(store)] = store.bytes
-        most = max(most, sum(live.values()) + sum(saved.values()) + op.passing)
+        size = sum(live.values()) + sum(saved.values())
+        most = max(most, size + op.passing)
+        for sample_bytes, fixed in op.float8.forward if op.float8 is not None else ():
+            moments.append(WorkingSet(size - op.gives.bytes + sample_bytes, 0, 0, 0, fixed))
         live = {key: size for key, size in live.items() if last_use.get(key, n) > n}
-    return most
+    return most, tuple(moments)
 
 
 def _backward(operations: Sequence[Operation]) -> dict[str, tuple[WorkingSet, ...]]:
@@ -136,6 +144,7 @@ def _backward(operations: Sequence[Operation]) -> dict[str, tuple[WorkingSet, ..
         if not op.backward:
             continue
         own_gradients = gradients.pop(id(op.gives), [op.gives.bytes])
+        before = saved + sum({id(g): g[0] for g in (own_gradients, *gradients.values())}.values())
         new_gradients = []
         for store in op.takes:
             if not op.differentiates or store is op.gives or store in op.constants:
@@ -150,7 +159,12 @@ def _backward(operations: Sequence[Operation]) -> dict[str, tuple[WorkingSet, ..
         sizes = {id(g): g[0] for g in (own_gradients, *new_gradients, *gradients.values())}
         weights_before, weights = weights, weights + op.weights
         size = saved + sum(sizes.values()) + op.scratch
-        note("backward", WorkingSet(size, op.weights, op.rounds * op.weights, weights))
+        rounded = 0
+        if op.float8 is not None:
+            rounded = 2 * op.weights  # the gradient in 16 bits, which under autocast alone replaces the weight's copy
+            for sample_bytes, fixed in op.float8.backward:
+                note("backward", WorkingSet(before + sample_bytes, 0, 0, weights_before, fixed))
+        note("backward", WorkingSet(size, op.weights, op.rounds * op.weights, weights, rounded))
         if op.ordered or op.ordered_rounds:
             copies = (op.rounds + op.ordered_rounds) * op.weights
             note("channels_last", WorkingSet(size + op.ordered, op.weights, copies, weights))

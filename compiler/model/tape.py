@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NoReturn, TypeVar
 
 from dslc.compiler.ir.facts import SourceFacts
@@ -24,10 +24,12 @@ from dslc.compiler.ir.nodes import BufferNode, LayerNode, ModulePart, ParameterN
 from dslc.compiler.ir.steps import InitStep, ModuleStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.model import tensor_tape
+from dslc.compiler.model.float8 import ProductMoments, fits, is_skipped, product_moments
 from dslc.compiler.model.replay import Operation, Store, working
 from dslc.compiler.model.value import Shape, Value
 from dslc.dsl.bounds import LAYERS as MOST_LAYERS
 from dslc.dsl.diagnostics import Diagnostic, Note
+from dslc.dsl.language.calls import Fp8
 from dslc.dsl.language.layers import Repeat
 from dslc.dsl.language.registry import Call
 from dslc.dsl.source import Span, short_line
@@ -59,6 +61,7 @@ class Surroundings:
     on_cpu: bool = False  # ranks exchange tensors over gloo
     pieces: int = 1  # of a sequence, one for each rank of a context axis
     frozen: frozenset[str] = frozenset()  # names of parameters that do not train
+    float8: Fp8 | None = None  # products of dense layers in 8 bits
     warnings: list[Diagnostic] = field(default_factory=list)
     suspects: list[Note] = field(default_factory=list)  # possible causes of an output that does not fit
     inits: list[InitStep] = field(default_factory=list)
@@ -246,15 +249,18 @@ class Tape:
         ordered: tuple[int, int] = (0, 0),
         ordered_rounds: int = 0,
         reorders: Sequence[tuple[int, int]] = NO_REORDERS,
+        float8: ProductMoments | None = None,
     ) -> Value:
         """Records that `gives` was computed from `takes`, with everything kept since the last operation. A layer
         without parts is one operation by itself. `passing`: temporary bytes of its forward pass, `scratch` of its
         backward pass, each in fp32 and under autocast; `rounds`: the copies of its weights' gradients; `holds`: values
         that the module's variables still hold. `ordered`, `ordered_rounds` and `reorders` are fields of `Operation`.
+        `float8` are moments of a product that has 8 bits in place of autocast's 16.
         """
         parameters = self.parameters[self._weighed :]
         weights = sum(q.count for q in parameters if q.name not in self.around.frozen)
-        cast = sum(q.count for q in parameters if len(q.shape) > 1) if self._taken is not None else 0
+        casts = self._taken is not None and float8 is None
+        cast = sum(q.count for q in parameters if len(q.shape) > 1) if casts else 0
         self._weighed = len(self.parameters)
         graded = any(x.grad for x in takes)
         stores_held = (tuple(x.float32 for x in holds), tuple(x.autocast for x in holds))
@@ -284,6 +290,7 @@ class Tape:
                     ordered=ordered[precision],
                     ordered_rounds=ordered_rounds,
                     reorders=reorders[precision],
+                    float8=float8 if precision else None,
                 )
             )
         self._taken = None
@@ -385,7 +392,18 @@ class Tape:
             ordered=ordered,
             ordered_rounds=2 if image else 0,
             reorders=[_reorders(spec, *pair) for pair in stores] if image else NO_REORDERS,
+            float8=self._float8_moments(spec, operand, y),
         )
+
+    def _float8_moments(self, spec: Call, x: Value, y: Value) -> ProductMoments | None:
+        """Returns the moments of a layer that multiplies in 8 bits; None for any other."""
+        precision, name = self.around.float8, self._frame.prefix.removesuffix(".")
+        if precision is None or spec.word != "linear" or not self.trains("weight"):
+            return None
+        columns, rows = x.shape[-1], y.shape[-1]
+        if not fits(rows, columns) or is_skipped(precision, name):
+            return None
+        return product_moments(x.count // columns, columns, rows, emulated=precision.emulate)
 
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:
@@ -439,6 +457,12 @@ class _Recorded:
         names = [q.name for q in self.node.parameters] if frozen else []
         return all((q in frozen) == (name + q[len(self.name) :] in frozen) for q in names)
 
+    def has_same_products(self, float8: Fp8 | None, name: str) -> bool:
+        """True if the same parts as under `name` are left out of products in 8 bits."""
+        parts = [part.name for part in self.node.parts] if float8 is not None and float8.skip else []
+        skips = partial(is_skipped, float8)
+        return all(skips(part) == skips(name + part[len(self.name) :]) for part in parts)
+
     def repeat(self, surroundings: Surroundings, name: str, x: Value) -> Value:
         x.float32.kept, x.autocast.kept = self.left
         prefix_length = len(self.name)
@@ -479,6 +503,7 @@ def record(surroundings: Surroundings, name: str, spec: Call, x: Value) -> Value
         recorded_before
         and recorded_before.given == input_like
         and recorded_before.is_same_layer(spec, surroundings.styles_in.get(name, {}), surroundings.frozen, name)
+        and recorded_before.has_same_products(surroundings.float8, name)
     ):
         return recorded_before.repeat(surroundings, name, x)
     finding_counts, init_count = (len(surroundings.warnings), len(surroundings.suspects)), len(surroundings.inits)

@@ -38,7 +38,7 @@ BUCKET_BYTES = 25 * 2**20  # bucket size of DistributedDataParallel, torch's def
 Engine = Literal["none", "ddp", "zero1", "fsdp", "local"]
 LowDType = Literal["float32", "bfloat16", "float16"]
 
-DTYPES: dict[str, LowDType] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+DTYPES: dict[str, LowDType] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16"}
 
 
 @record

@@ -34,7 +34,7 @@ from dslc.compiler.rules.rule_table import KnownFacts, check_rules
 from dslc.dsl.bounds import TRIED, WORK
 from dslc.dsl.diagnostics import Diagnostic, Findings, Report, judge, passes, recorded
 from dslc.dsl.language.blocks import RecomputeBudget
-from dslc.dsl.language.calls import NetworkLoss, PythonSource, parts_of
+from dslc.dsl.language.calls import Fp8, NetworkLoss, PythonSource, parts_of
 from dslc.dsl.language.job import JobSpec
 
 _MISFITS = frozenset({"E0215", "E0216"})  # the loss does not fit the data's targets
@@ -236,13 +236,14 @@ def _model(
     own = any(isinstance(each, PythonSource) for each in parts_of(job.data.source))
     if (own and source.input is None) or isinstance(job.model.loss, NetworkLoss):
         return None, None
-    graph = yield from reuse.build(job.model, source, context_of(job))
+    float8 = job.train.precision if isinstance(job.train.precision, Fp8) else None
+    graph = yield from reuse.build(job.model, source, context_of(job), float8)
     if graph is None:
         return None, None
     cuts = tensor_plan(job, ranks, graph)
     if ranks * pieces > 1 and not cuts.uneven:
         on_cpu = layout is not None and layout.device == "cpu"
-        graph = reuse.share_out(job.model, source, cuts.styles, ranks, pieces, on_cpu=on_cpu)
+        graph = reuse.share_out(job.model, source, cuts.styles, ranks, pieces, on_cpu=on_cpu, float8=float8)
     return graph, cuts
 
 

@@ -26,6 +26,7 @@ from dslc.compiler.rules.data.structures import check_structure_axes, check_stru
 from dslc.compiler.rules.model.adapters import check_adapter
 from dslc.compiler.rules.model.chunked_loss import check_chunks
 from dslc.compiler.rules.model.cross_sample_losses import check_loss_axes, check_whole_loss
+from dslc.compiler.rules.model.float8 import check_float8
 from dslc.compiler.rules.model.forward_passes import check_forward_passes
 from dslc.compiler.rules.model.quantization import check_quantization
 from dslc.compiler.rules.model.weights import check_weights
@@ -122,6 +123,7 @@ JOB: Rules = (
     (lambda k: job_rules.check_axes(k.job, _present(k.layout), k.source, k.model, k.cuts), ("layout",)),
     (lambda k: check_pipeline(k.job, _present(k.layout)), ("layout",)),
     (lambda k: check_quantization(k.job, k.layout), ()),
+    (lambda k: check_float8(k.job, k.layout, k.model), ()),
     (lambda k: check_coupling(k.job, _present(k.layout)), ("layout",)),
     (lambda k: check_codes(k.job, _present(k.layout), k.model), ("layout",)),
     (lambda k: check_shares(k.job, _present(k.layout), k.workload), ("layout",)),

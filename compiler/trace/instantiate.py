@@ -65,6 +65,7 @@ def facts_of_tensors(model: nn.Module) -> ModelFacts:
         unsaved=tuple(name for name, _ in model.named_buffers() if name not in saved),
         ties=_ties(model),
         embeddings=_embeddings(model),
+        dense=_dense_layers(model),
         layers=(layer,),
         output=TensorFact(shape=(), dtype="float32"),
         structured=True,
@@ -77,6 +78,14 @@ def facts_of_tensors(model: nn.Module) -> ModelFacts:
 def _embeddings(model: nn.Module) -> tuple[str, ...]:
     weights = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
     return tuple(name for name, parameter in model.named_parameters() if id(parameter) in weights)
+
+
+def _dense_layers(model: nn.Module) -> tuple[tuple[str, tuple[int, int]], ...]:
+    return tuple(
+        (name, (module.out_features, module.in_features))
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and "forward" not in vars(module)
+    )
 
 
 @contextmanager

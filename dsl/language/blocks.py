@@ -12,7 +12,7 @@ from dslc.dsl.language.layers import Layers, PythonNetwork, TransformersNetwork
 from dslc.dsl.language.loggers import LibraryLogger, PythonLogger
 from dslc.dsl.language.lr_schedules import Constant
 from dslc.dsl.language.metrics import LossMetric
-from dslc.dsl.language.optimizers import Optimizer
+from dslc.dsl.language.optimizers import Group, Optimizer
 from dslc.dsl.language.registry import (
     Block,
     Bool,
@@ -299,7 +299,7 @@ class TrainSpec(Block):
         default=None,
         shown="forward, loss, backward, update",
     )
-    groups: tuple[c.Group, ...] = arg(
+    groups: tuple[Group, ...] = arg(
         ListOf(calls("group"), max_length=PATTERNS.most),
         "parameters with a learning rate or a weight decay of their own, each in the first that matches: "
         '`[group("head.*", lr = 1e-2)]`',

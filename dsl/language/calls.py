@@ -398,20 +398,6 @@ def parts_of(source: Call) -> tuple[Call, ...]:
     return source.sources if isinstance(source, Mixture) else (source,)
 
 
-@call("group")
-class Group(Call):
-    """The parameters that a pattern matches, with a learning rate or a weight decay of their own. A tied weight has
-    several names, and each of them stands for it. A parameter of several groups belongs to the first of them.
-    """
-
-    parameters: tuple[str, ...] = arg(
-        ListOf(Str(max_length=PATTERN.most), min_length=1, max_length=PATTERNS.most, single=True),
-        "patterns of their names",
-    )
-    lr: float | None = arg(Float(min=0), "their learning rate", default=None, shown="the optimizer's")
-    weight_decay: float | None = arg(Float(min=0), "their weight decay", default=None, shown="the optimizer's")
-
-
 @call("step", "python", open=True)
 class PythonStep(PythonCall):
     """`f(training, batch)` of yours, which does a step by itself: `training.update(losses, "generator")` updates that
@@ -424,23 +410,6 @@ class PythonCollate(PythonCall):
     """`f(samples)` of yours, which makes a list of samples a batch, as the `collate_fn` of a `DataLoader` does: a pair
     (input, target), each a tensor or a structure of tensors. A class is made an object first, with the arguments.
     """
-
-
-# --------------------------------------------------------------------------------------------- learning rates
-
-
-@call("lr_scale", "linear")
-class LinearScale(Call):
-    """The rate is multiplied by the batch over `base_batch` (Goyal et al. 2017, arXiv:1706.02677)."""
-
-    base_batch: int = arg(_COUNT, "the batch for which the rate was chosen")
-
-
-@call("lr_scale", "sqrt")
-class SqrtScale(Call):
-    """The rate is multiplied by the square root of the batch over `base_batch`."""
-
-    base_batch: int = arg(_COUNT, "the batch for which the rate was chosen")
 
 
 # -------------------------------------------------------------------------------------------- precision, memory
@@ -504,6 +473,25 @@ class Fp16(Call):
     """Matrix products in half precision, with loss scaling."""
 
     level: str = arg(_LEVEL, _LEVEL_DOC, default="O1")
+
+
+@call("precision")
+class Fp8(Call):
+    """Matrix products of dense layers in 8 bits, scaled by the largest number of each tensor or row, by torchao; all
+    else as in bf16. Parameters stay in 32 bits. A layer whose dims are not multiples of 16 stays in bf16.
+    """
+
+    recipe: str = arg(
+        word("tensorwise", "rowwise"), "one scale for a tensor, or one for each of its rows", default="tensorwise"
+    )
+    skip: tuple[str, ...] = arg(
+        ListOf(Str(max_length=PATTERN.most), max_length=PATTERNS.most, single=True),
+        'dense layers that stay in bf16, or modules with such: by the end of their names, `"head"`, or by pattern, '
+        '`"*.layers.0.*_proj"`',
+        default=(),
+        shown="none",
+    )
+    emulate: bool = arg(Bool(), "the same numbers by products in 32 bits, on any device; slower", default=False)
 
 
 @call("recompute", "every")

@@ -24,6 +24,7 @@ _FLOOR_DOC = "the final rate, as a share of the full rate"
 _NO_WARMUP = Quantity(0, "steps")
 _FACTOR = Float(above=0, max=1)
 _FACTOR_DOC = "what the rate is multiplied by"
+_BASE_BATCH = Int(min=1)
 
 
 @record
@@ -195,3 +196,17 @@ class PythonSchedule(PythonCall):
     """`f(step, steps)` of yours, giving the factor on the full rate in a step, from 0 on: a number of at least 0 that
     follows from these two alone.
     """
+
+
+@call("lr_scale", "linear")
+class LinearScale(Call):
+    """The rate is multiplied by the batch over `base_batch` (Goyal et al. 2017, arXiv:1706.02677)."""
+
+    base_batch: int = arg(_BASE_BATCH, "the batch for which the rate was chosen")
+
+
+@call("lr_scale", "sqrt")
+class SqrtScale(Call):
+    """The rate is multiplied by the square root of the batch over `base_batch`."""
+
+    base_batch: int = arg(_BASE_BATCH, "the batch for which the rate was chosen")

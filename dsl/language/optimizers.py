@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from math import prod
 from typing import ClassVar, Literal
 
+from dslc.dsl.bounds import PATTERN, PATTERNS
 from dslc.dsl.language.calls import PATTERN_LIST, PythonCall
 from dslc.dsl.language.exchanges import HIERARCHICAL
-from dslc.dsl.language.registry import CALLS, Bool, Call, Float, Int, ListOf, arg, call, measure, word
+from dslc.dsl.language.registry import CALLS, Bool, Call, Float, Int, ListOf, Str, arg, call, measure, word
 from dslc.dsl.record import record
 
 Device = Literal["cpu", "cuda"]
@@ -441,3 +442,17 @@ class OnebitAdam(Compressed):
     """Adam whose momentum is exchanged as signs after a warm-up (Tang et al. 2021, arXiv:2102.02888)."""
 
     freeze: int = arg(measure("steps", min=1), "steps of plain Adam first", default=100)
+
+
+@call("group")
+class Group(Call):
+    """The parameters that a pattern matches, with a learning rate or a weight decay of their own. A tied weight has
+    several names, and each of them stands for it. A parameter of several groups belongs to the first of them.
+    """
+
+    parameters: tuple[str, ...] = arg(
+        ListOf(Str(max_length=PATTERN.most), min_length=1, max_length=PATTERNS.most, single=True),
+        "patterns of their names",
+    )
+    lr: float | None = arg(Float(min=0), "their learning rate", default=None, shown="the optimizer's")
+    weight_decay: float | None = arg(Float(min=0), "their weight decay", default=None, shown="the optimizer's")

@@ -26,7 +26,17 @@ from dslc.runtime.pipeline import pipeline
 from dslc.runtime.pipeline.input_form import InputForm
 from dslc.runtime.pipeline.recording import SMALL
 from dslc.runtime.process.job_line import mark_errors
-from dslc.runtime.technique import batch_norm, chunked_head, compiling, dynamo, frozen, offload, recompute, sample_draws
+from dslc.runtime.technique import (
+    batch_norm,
+    chunked_head,
+    compiling,
+    dynamo,
+    float8,
+    frozen,
+    offload,
+    recompute,
+    sample_draws,
+)
 from dslc.runtime.technique.ema import Average, WeightsInPlace
 from dslc.runtime.technique.precision import grad_scaler, widen_model
 
@@ -180,6 +190,7 @@ def _engine(job: JobProgram, model: nn.Module, device: torch.device, stages: Seq
 def _apply(job: JobProgram, plain: nn.Module, device: torch.device) -> None:
     """Applies the techniques that change the modules of a model in place."""
     frozen.freeze(job.model, plain)  # before any engine, which handles only parameters that train
+    float8.apply(job.precision, plain, device)
     chunked_head.apply(job.loss, plain, is_whole=job.pipeline is None, compiles=bool(job.compiled))
     if job.sync_batch_norm:
         # Before the engine, which wraps the module as it is.

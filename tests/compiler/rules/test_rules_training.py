@@ -81,7 +81,7 @@ def test_nothing_left_to_train_and_no_decay_of_what_does_not_train() -> None:
     assert codes(**gpt(freeze=("*.bias",)), train=TrainSpec(no_decay=("*.bias",), **adamw)) == ["W0103"]
     assert codes(**gpt(freeze=("*.bias",)), train=TrainSpec(no_decay=("*.weight",), **adamw)) == []
     for frozen in (("embedding.*",), ("head.*",)):
-        for field in ({"no_decay": ("head.weight",)}, {"groups": (c.Group(parameters=("head.*",), lr=0.1),)}):
+        for field in ({"no_decay": ("head.weight",)}, {"groups": (o.Group(parameters=("head.*",), lr=0.1),)}):
             assert codes(**gpt(freeze=frozen), train=TrainSpec(**field, **adamw)) == ["W0103"]
 
 
@@ -109,7 +109,7 @@ def test_arguments_of_warm_ups_that_there_are_not() -> None:
 )
 def test_a_tied_weight_by_its_second_name(patterns: tuple[tuple[str, ...], ...], found: list[str]) -> None:
     """Patterns of any name are of the weight; two groups of two names are one too many."""
-    groups = tuple(c.Group(parameters=each, lr=0.1) for each in patterns)
+    groups = tuple(o.Group(parameters=each, lr=0.1) for each in patterns)
     train = TrainSpec(steps=10, optimizer=o.AdamW(), groups=groups)
     assert codes(**gpt(), train=train) == found
     analysis, _ = looked_at(**gpt(), train=train)

@@ -1,0 +1,115 @@
+"""Rules for products in 8 bits: devices that have them, and plans and networks that torchao's layers fit. E0740 to
+E0743, W0742.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dslc.compiler.model.float8 import MULTIPLE, SKIPPED, dense_layers, float8_step
+from dslc.compiler.model.model import ModelGraph
+from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.sharding import splits_backward
+from dslc.compiler.rules.model.adapters import targets_any
+from dslc.compiler.rules.model.name_patterns import unmatched_patterns
+from dslc.dsl.diagnostics import Diagnostic, Note
+from dslc.dsl.language.calls import Fp8
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.remedy import remedy, set_field
+from dslc.dsl.source import Span
+
+
+def check_float8(job: JobSpec, layout: Layout | None, model: ModelGraph | None) -> Iterator[Diagnostic]:
+    """Checks `precision = fp8(…)` against the devices, the plan and the network, as far as these are known."""
+    precision = job.train.precision
+    if not isinstance(precision, Fp8):
+        return
+    if layout is not None and not precision.emulate:
+        yield from _check_device(job, layout)
+    yield from _check_plan(job, layout)
+    if model is not None:
+        yield from _check_layers(job, precision, model)
+
+
+def _check_device(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
+    """Reports a device without products in 8 bits. Of a kind that is not known the ranks ask the device."""
+    hardware, devices = layout.hardware, job.devices
+    on_cpu = layout.device == "cpu"
+    if not on_cpu and (hardware.kind == "gpu" or hardware.flops_fp8 is not None):
+        return
+    what = "a CPU" if on_cpu else f"`{hardware.kind}`"
+    field = "cpus" if on_cpu else "kind"
+    yield Diagnostic(
+        "E0740",
+        f"{what} has no products in 8 bits",
+        job.train.value_span("precision"),
+        notes=(Note("the devices", devices.value_span(field)),),
+        help=remedy(
+            set_field("train.precision.emulate", "true"),
+            " computes the same numbers, more slowly; or ",
+            set_field("train.precision", "bf16"),
+        ),
+    )
+
+
+def _check_plan(job: JobSpec, layout: Layout | None) -> Iterator[Diagnostic]:
+    """Reports features that torchao's layers do not fit."""
+    for fault, what, where, help in _misfits(job, layout):
+        yield Diagnostic("E0741", fault, job.train.value_span("precision"), notes=(Note(what, where),), help=help)
+
+
+def _misfits(job: JobSpec, layout: Layout | None) -> Iterator[tuple[str, str, Span | None, str]]:
+    """Yields each fault, with the feature, its place and a remedy."""
+    parallelism, low = job.parallelism, remedy("; or ", set_field("train.precision", "bf16"))
+    if layout is not None and layout.sizes["tensor"] > 1:
+        yield (
+            "a tensor axis cuts matrices, and products in 8 bits are for whole ones",
+            "the tensor axis",
+            parallelism.value_span("tensor"),
+            remedy(set_field("parallelism.tensor", 1), ": `zero = 3` shards the weights over the data axis", low),
+        )
+    if splits_backward(job):
+        yield (
+            "torchao computes the gradients of inputs and of weights in one pass, and this schedule in two",
+            "the schedule",
+            parallelism.value_span("schedule"),
+            remedy(set_field("parallelism.schedule", "1f1b"), low),
+        )
+    if job.model.adapter is not None:
+        yield (
+            "products in 8 bits are for weights that train, and an adapter freezes those of dense layers",
+            "the adapter",
+            job.model.value_span("adapter"),
+            remedy(set_field("train.precision", "bf16")),
+        )
+
+
+def _check_layers(job: JobSpec, precision: Fp8, model: ModelGraph) -> Iterator[Diagnostic]:
+    """Reports patterns that name no dense layer, and a network that has none in 8 bits."""
+    layers = [layer.name for layer in dense_layers(model)]
+    parts = [name.split(".") for name in layers]
+    modules = dict.fromkeys(".".join(each[: n + 1]) for each in parts for n in range(len(each)))
+    yield from unmatched_patterns(
+        "0742",
+        "`train.precision.skip`: no dense layer, and no module with one, is called @",
+        precision.value_span("skip"),
+        precision.skip,
+        list(modules),
+        what="the dense layers",
+        is_of=targets_any,
+    )
+    step = float8_step(job, model)
+    if step is None or step.layers or job.model.adapter is not None:
+        return
+    reasons = {reason for _, reason in step.others} - {SKIPPED}
+    yield Diagnostic(
+        "E0743",
+        "no layer of the network can multiply in 8 bits"
+        + (f": of {len(layers)} dense layers, `{step.others[0][0]}`: {step.others[0][1]}" if layers else ""),
+        job.train.value_span("precision"),
+        notes=(Note("the network", job.model.network_span),),
+        help=remedy(
+            f"dense layers whose width and features are multiples of {MULTIPLE}; or " if reasons or not layers else "",
+            set_field("train.precision", "bf16"),
+        ),
+    )
