@@ -22,7 +22,7 @@ Severity = Literal["error", "warning", "note"]
 # another machine, and features that this version plans but cannot run yet.
 BLOCKING = frozenset({"W0309", "W0712", "W0801", "W0803", "W0806", "W0811", "W0812"})
 # Patterns that match nothing, beside others of their list that match.
-BESIDE = frozenset({"W0426", "W0710", "W0724"})
+BESIDE = frozenset({"W0426", "W0710", "W0724", "W0742"})
 # Checkpoints that `check --resume` passes over because an older one will do.
 PASSED_OVER = frozenset({"W0902", "W0903", "W0904", "W0905", "W0906"})
 

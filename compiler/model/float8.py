@@ -72,7 +72,7 @@ def float8_step(job: JobSpec, model: ModelGraph | None) -> Float8Step | None:
 
 def _reason(precision: Fp8, layer: DenseLayer) -> str:
     """Returns why a layer stays in 16 bits, as far as its name and shape tell; "" if nothing does."""
-    if is_skipped(precision, layer.name):
+    if stays_in_bf16(precision, layer.name):
         return SKIPPED
     if not fits(layer.rows, layer.columns):
         return f"{layer.rows:,} x {layer.columns:,} is no multiple of {MULTIPLE}"
@@ -84,7 +84,7 @@ def fits(rows: int, columns: int) -> bool:
     return rows % MULTIPLE == columns % MULTIPLE == 0
 
 
-def is_skipped(precision: Fp8, name: str) -> bool:
+def stays_in_bf16(precision: Fp8, name: str) -> bool:
     """True if `skip` names a layer, or a module that it is in."""
     is_named, parts = targeted(precision.skip), name.split(".")
     return any(is_named(".".join(parts[:length])) for length in range(1, len(parts) + 1))

@@ -24,7 +24,7 @@ from dslc.compiler.ir.nodes import BufferNode, LayerNode, ModulePart, ParameterN
 from dslc.compiler.ir.steps import InitStep, ModuleStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.model import tensor_tape
-from dslc.compiler.model.float8 import ProductMoments, fits, is_skipped, product_moments
+from dslc.compiler.model.float8 import ProductMoments, fits, stays_in_bf16, product_moments
 from dslc.compiler.model.replay import Operation, Store, working
 from dslc.compiler.model.value import Shape, Value
 from dslc.dsl.bounds import LAYERS as MOST_LAYERS
@@ -401,7 +401,7 @@ class Tape:
         if precision is None or spec.word != "linear" or not self.trains("weight"):
             return None
         columns, rows = x.shape[-1], y.shape[-1]
-        if not fits(rows, columns) or is_skipped(precision, name):
+        if not fits(rows, columns) or stays_in_bf16(precision, name):
             return None
         return product_moments(x.count // columns, columns, rows, emulated=precision.emulate)
 
@@ -460,7 +460,7 @@ class _Recorded:
     def has_same_products(self, float8: Fp8 | None, name: str) -> bool:
         """True if the same parts as under `name` are left out of products in 8 bits."""
         parts = [part.name for part in self.node.parts] if float8 is not None and float8.skip else []
-        skips = partial(is_skipped, float8)
+        skips = partial(stays_in_bf16, float8)
         return all(skips(part) == skips(name + part[len(self.name) :]) for part in parts)
 
     def repeat(self, surroundings: Surroundings, name: str, x: Value) -> Value:
