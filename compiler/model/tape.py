@@ -24,7 +24,7 @@ from dslc.compiler.ir.nodes import BufferNode, LayerNode, ModulePart, ParameterN
 from dslc.compiler.ir.steps import InitStep, ModuleStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.model import tensor_tape
-from dslc.compiler.model.float8 import ProductMoments, fits, stays_in_bf16, product_moments
+from dslc.compiler.model.float8 import ProductMoments, fits, product_moments, stays_in_bf16
 from dslc.compiler.model.replay import Operation, Store, working
 from dslc.compiler.model.value import Shape, Value
 from dslc.dsl.bounds import LAYERS as MOST_LAYERS

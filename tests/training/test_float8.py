@@ -35,8 +35,8 @@ PLANS = {
     "all": (FOUR, "parallelism.pipeline=2", "parallelism.microbatches=2", "parallelism.zero=3"),
 }
 QUICK = ("zero 3", "pipeline")
-GPT = {"network": "gpt(layers = 2, width = 32, heads = 2, context = 16, vocab = 256)"}
-LLAMA = {"network": 'transformers("saved")', "weights": '"saved"'}
+GPT: dict[str, object] = {"network": "gpt(layers = 2, width = 32, heads = 2, context = 16, vocab = 256)"}
+LLAMA: dict[str, object] = {"network": 'transformers("saved")', "weights": '"saved"'}
 
 
 @pytest.fixture(scope="module")
