@@ -459,8 +459,9 @@ class _Recorded:
 
     def has_same_products(self, float8: Fp8 | None, name: str) -> bool:
         """True if the same parts as under `name` are left out of products in 8 bits."""
-        parts = [part.name for part in self.node.parts] if float8 is not None and float8.skip else []
-        skips = partial(stays_in_bf16, float8)
+        if float8 is None or not float8.skip:
+            return True
+        parts, skips = [part.name for part in self.node.parts], partial(stays_in_bf16, float8)
         return all(skips(part) == skips(name + part[len(self.name) :]) for part in parts)
 
     def repeat(self, surroundings: Surroundings, name: str, x: Value) -> Value:

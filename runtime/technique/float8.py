@@ -58,7 +58,7 @@ def _convert(layer: nn.Module, step: Float8Step) -> None:
     from torchao.float8 import convert_to_float8_training
 
     assert type(layer) is nn.Linear, "the compiler admits a dense layer alone"
-    converted = convert_to_float8_training(nn.Sequential(layer), config=configuration(step))[0]  # type: ignore[index]
+    converted = convert_to_float8_training(nn.Sequential(layer), config=configuration(step))[0]
     layer.__class__ = type(converted)
     vars(layer).update({name: value for name, value in vars(converted).items() if name not in vars(layer)})
     layer.register_forward_pre_hook(_cast_input)
