@@ -149,7 +149,8 @@ def _check_text(job: JobSpec) -> Iterator[Diagnostic]:
 
 def _check_network(job: JobSpec, source: SourceFacts, model: ModelGraph | None) -> Iterator[Diagnostic]:
     """Reports networks whose output is no score of each token at each position, or that see the tokens to come."""
-    network, why, notes, help = job.model.network, "", (), remedy(remove_field("generate.prompts"))
+    network, why, help = job.model.network, "", remedy(remove_field("generate.prompts"))
+    notes: tuple[Note, ...] = ()
     if job.train.step is not None:
         why, notes = "the step is yours, and may train several networks", (Note("here", job.train.value_span("step")),)
     elif isinstance(job.model.loss, c.NetworkLoss):
@@ -163,13 +164,12 @@ def _check_network(job: JobSpec, source: SourceFacts, model: ModelGraph | None) 
     elif isinstance(network, TransformersNetwork) and network.task not in (None, "causal_lm"):
         why, notes = f"its task is `{network.task}`", (Note("the network", job.model.network_span),)
     else:
-        attention = next(
-            (each for each in values_within(network, (Attention, TransformerBlock)) if not each.causal), None
-        )
+        layers = (*values_within(network, Attention), *values_within(network, TransformerBlock))
+        attention = next((layer for layer in layers if not layer.causal), None)
         if attention is not None:
             why, notes = "its attention sees the tokens to come", (Note("the attention", attention.span),)
             help = remedy(set_argument(attention.span, "causal", "true"))
-        elif any(each.bidirectional for each in values_within(network, LSTM)):
+        elif any(layer.bidirectional for layer in values_within(network, LSTM)):
             why, notes = "its `lstm` reads the tokens to come", (Note("the network", job.model.network_span),)
     if why:
         yield Diagnostic(
