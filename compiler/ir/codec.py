@@ -1,4 +1,4 @@
-"""Records as JSON, and back: `to_json` and `from_json`, by cattrs.
+"""Records as JSON, and back: `to_json`, and `from_json` by cattrs.
 
 A record is a frozen dataclass of numbers, text, tuples, mappings and other records. An object of JSON has the names of
 its fields. Where a field may hold one of several records, the object also has the name of its class, under `record`.
@@ -8,16 +8,20 @@ JSON need not be trusted: reading it creates only `kind` and the records that it
 another kind, and refuses missing and unknown fields. Every fault is a `DecodeError`, which says where it is.
 
 msgspec is quicker, but reads no union of dataclasses and passes over fields that a dataclass does not have. cattrs is
-imported at the first use, since `dslc check` needs none of this.
+imported at the first reading, since `dslc check` needs none of this. Writing follows the values, and asks the types of
+a class only which fields hold one of several records: cattrs makes a function for each class, 0.13 s for a run.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import reprlib
+import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from enum import StrEnum
 from functools import cache
@@ -29,6 +33,8 @@ if TYPE_CHECKING:
 TAG = "record"
 _SCALARS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", types.NoneType: "null"}
 
+_COMPOSED, _NAME = re.compile(r"[|.]|Union"), re.compile(r"[A-Za-z_]\w*")
+
 T = TypeVar("T")
 Hook = Callable[..., object]  # cattrs' hooks: of the data and the type
 
@@ -39,7 +45,7 @@ class DecodeError(ValueError):
 
 def to_json(value: object) -> Any:
     """Records as dicts, and all else as it is, for `json.dumps`, which writes tuples as lists."""
-    return _converter().unstructure(value)
+    return _written(value, frozenset())
 
 
 def from_json(kind: type[T], data: object) -> T:
@@ -59,6 +65,50 @@ def parse(text: str) -> Any:
         raise DecodeError("it is nested too deeply") from None
     except ValueError as error:
         raise DecodeError(str(error)) from None
+
+
+# ---------------------------------------------------------------------------------------------------------- writing
+
+
+def _written(value: object, choices: frozenset[type]) -> object:
+    """Returns a value as JSON; a record of the classes `choices` has the name of its class."""
+    kind = type(value)
+    if kind in _SCALARS:
+        return value
+    if isinstance(value, StrEnum):
+        return value.value
+    if kind in (tuple, list):
+        return kind(_written(each, choices) for each in value)  # type: ignore[attr-defined, call-arg]
+    if isinstance(value, Mapping):
+        return {_written(key, choices): _written(each, choices) for key, each in value.items()}
+    if not is_dataclass(value):
+        return value
+    tag = {TAG: kind.__name__} if kind in choices else {}
+    return tag | {name: _written(getattr(value, name), inner) for name, inner in _fields_of(kind)}
+
+
+@cache
+def _fields_of(kind: type) -> tuple[tuple[str, frozenset[type]], ...]:
+    """Returns the fields of a record, and the classes of which each holds one of several."""
+    names: dict[str, object] = {}
+    for base in reversed(kind.__mro__):
+        names |= vars(sys.modules[base.__module__])
+    return tuple((f.name, frozenset(_choices_in(f.type, names))) for f in dataclasses.fields(kind))
+
+
+def _choices_in(annotation: object, names: dict[str, object]) -> Iterator[type]:
+    """Yields the records of which the type of a field says that it may hold one of several."""
+    if isinstance(annotation, str):
+        if not _COMPOSED.search(annotation.replace(" | None", "")):
+            # A type without a choice of its own, whose names may be of choices; evaluating it takes longer.
+            for name in _NAME.findall(annotation):
+                yield from _choices_in(names.get(name), names)
+            return
+        annotation = eval(annotation, names)
+    if _is_choice(annotation):
+        yield from filter(is_dataclass, _choices(annotation))
+    for part in typing.get_args(annotation):
+        yield from _choices_in(part, names)
 
 
 # -------------------------------------------------------------------------------------------------------- the kinds
@@ -81,7 +131,7 @@ def _converter() -> Converter:
     from cattrs import Converter
     from cattrs.cols import homogenous_tuple_structure_factory, is_mapping, mapping_structure_factory
 
-    made = Converter(forbid_extra_keys=True, unstruct_collection_overrides={tuple: tuple})
+    made = Converter(forbid_extra_keys=True)
 
     def strictly(
         applies: Callable[[object], bool], taken: tuple[type, ...], words: str, factory: Callable[..., Hook]
@@ -107,11 +157,9 @@ def _converter() -> Converter:
     for kind in _SCALARS:
         made.register_structure_hook(kind, _scalar(kind))
     made.register_structure_hook(StrEnum, _word)  # before text, of which cattrs takes it to be a kind
-    made.register_unstructure_hook(StrEnum, lambda word: word.value)
     made.register_structure_hook_factory(_is_literal, _literal)
     made.register_structure_hook_func(lambda kind: kind is Any, lambda data, _: _plain(data))
     made.register_structure_hook_factory(_is_choice, lambda union: _choose(union, made))
-    made.register_unstructure_hook_factory(_is_choice, lambda union: lambda value: _tagged(value, made))
     return made
 
 
@@ -207,11 +255,6 @@ def _choose(union: object, converter: Converter) -> Hook:
         return converter.structure({key: value for key, value in data.items() if key != TAG}, records[tag])
 
     return hook
-
-
-def _tagged(value: object, converter: Converter) -> object:
-    made = converter.unstructure(value)
-    return {TAG: type(value).__name__} | made if is_dataclass(value) else made
 
 
 # ---------------------------------------------------------------------------------------------------- errors in words

@@ -26,9 +26,12 @@ def test_check_gives_diagnostics() -> None:
 
 
 def test_check_in_a_fresh_interpreter_imports_neither_torch_nor_networkx() -> None:
-    code = f"import sys, dslc\nassert dslc.check({DIGITS!r}) == ()\nprint(*sys.modules)"
+    lines = ("import sys, dslc", f"assert dslc.check({DIGITS!r}) == ()", "print(*sys.modules)")
+    code = "\n".join((*lines, f"dslc.compile({DIGITS!r}).plan.text()", "print(*sys.modules)"))
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"torch", "networkx", "numpy", "cattrs", "rich"} & set(told.stdout.split())
+    checked, compiled = told.stdout.splitlines()
+    assert not {"torch", "networkx", "numpy", "cattrs", "rich"} & set(checked.split())
+    assert not {"torch", "numpy", "cattrs", "rich"} & set(compiled.split()), "a plan is written without them too"
 
 
 def test_compile_gives_a_plan_or_raises_all_mistakes() -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, is_dataclass
+from enum import StrEnum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import pytest
+from cattrs import Converter
 from helpers.records import values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -47,6 +51,23 @@ class Formula:
 RECORDS = (p.JobProgram, p.RankPlace, PlanView, SourceFacts, ModelFacts, Manifest, Outcome, Formula)
 
 
+@cache
+def cattrs_writer() -> Converter:
+    """Returns cattrs' own conversion to JSON, with the name of a record where a field may hold one of several."""
+    writer = Converter(unstruct_collection_overrides={tuple: tuple})
+
+    def several(kind: object) -> bool:
+        return get_origin(kind) in (UnionType, Union) and len({*get_args(kind)} - {NoneType}) > 1
+
+    def tagged(value: object) -> object:
+        data = writer.unstructure(value)
+        return {"record": type(value).__name__} | data if is_dataclass(value) else data
+
+    writer.register_unstructure_hook(StrEnum, lambda word: word.value)
+    writer.register_unstructure_hook_factory(several, lambda _: tagged)
+    return writer
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", RECORDS, ids=[kind.__name__ for kind in RECORDS])
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -54,6 +75,7 @@ RECORDS = (p.JobProgram, p.RankPlace, PlanView, SourceFacts, ModelFacts, Manifes
 def test_every_record_comes_back_equal(kind: type[Any], data: st.DataObject) -> None:
     value = data.draw(values(kind))
     written = json.dumps(to_json(value))
+    assert written == json.dumps(cattrs_writer().unstructure(value))
     again = from_json(kind, parse(written))
     assert again == value
     assert json.dumps(to_json(again)) == written, "whole numbers stay whole, so hashes stay the same"
