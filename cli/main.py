@@ -191,7 +191,7 @@ def _bisect(made: argparse.ArgumentParser) -> None:
 
 def _render(made: argparse.ArgumentParser) -> None:
     _job_arguments(made, PLAN_HELP)
-    made.add_argument("-o", "--output", metavar="FILE", required=True, help=".svg, .png, .dot or .html")
+    made.add_argument("-o", "--output", metavar="FILE", required=True, help=".svg, .png, .dot; .html has all views")
     made.add_argument(
         "--view",
         choices=("placement", "graph", "schedule"),

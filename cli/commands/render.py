@@ -9,6 +9,7 @@ import sys
 from dslc.compiler.plan_file import read_plan
 from dslc.compiler.show.draw import draw
 from dslc.compiler.show.picture import write
+from dslc.compiler.show.plan_page import plan_page
 from dslc.dsl.plain import plain
 from dslc.terminal.exit_codes import GOOD, CommandFailedError
 
@@ -19,7 +20,11 @@ def main(arguments: argparse.Namespace) -> int:
     if os.path.splitext(arguments.output)[1] not in (".svg", ".png", ".dot", ".html"):
         raise CommandFailedError(plain(f"{arguments.output}: a picture is .svg, .png, .dot or .html"))
     _, plan, _ = plan_of(arguments)
-    write(draw(plan, arguments.view), arguments.output)
+    if arguments.output.endswith(".html"):
+        with open(arguments.output, "w", encoding="utf-8") as file:
+            file.write(plan_page(plan, arguments.view))
+    else:
+        write(draw(plan, arguments.view), arguments.output)
     print(plain(f"{arguments.output} written"), file=sys.stderr)
     return GOOD
 

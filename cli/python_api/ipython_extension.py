@@ -49,9 +49,9 @@ def register(shell: InteractiveShell) -> None:
             shell.user_ns[options.name] = result
         return result
 
-    shell.register_magic_function(plt, "cell", "plt")
-    formatter: Any = shell.display_formatter
-    formatter.mimebundle_formatter.for_type(PlanView, _show_plan)
+    untyped: Any = shell
+    untyped.register_magic_function(plt, "cell", "plt")
+    untyped.display_formatter.mimebundle_formatter.for_type(PlanView, _show_plan)
 
 
 def _show_plan(plan: PlanView, include: object = None, exclude: object = None) -> dict[str, str]:
