@@ -1,7 +1,8 @@
 """Measures how fast each data rank computes, and deals the batches of a training in proportion.
 
-Model: each rank trains its equal share of a batch by itself for some time, all ranks at once, so that they share the
-machine as in a training. Samples for each second are its speed. A second round measures each rank with its share of the
+Model: each data rank trains its equal share of a batch by itself for some time, all ranks at once, so that they share
+the machine as in a training. Where several ranks have one share, as stages do, they exchange what a step needs, and
+the slowest counts. Samples for each second are the speed. A second round measures each rank with its share of the
 first, because a step has costs that do not depend on the samples. One all-gather of each round gives all ranks the same
 speeds, and so the same shares.
 
@@ -9,8 +10,8 @@ Contract: nothing stays of the passes: the model is another one, without an upda
 Rank 0 leaves `shares.json` in the run directory, with the machine of each rank. A restarted or resumed run of the
 directory takes the shares from it if its ranks are on the same machines. Rank 0 decides this for all ranks.
 
-Limits: each rank holds the whole model, without its optimizer. A sample stands for all: lengths that differ do not
-count.
+Limits: each rank holds its parameters unsharded over the data axis, and no state of an optimizer. A sample stands for
+all: lengths that differ do not count.
 """
 
 from __future__ import annotations
@@ -18,24 +19,30 @@ from __future__ import annotations
 import functools
 import gc
 import json
+import math
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from dslc.compiler.facts.untrusted_files import replacing
 from dslc.compiler.ir.program import GradientStep, JobProgram, RankPlace, TrainMode
 from dslc.compiler.placement.shares import deal_within
-from dslc.compiler.trace.structures import call, map_tensors
+from dslc.compiler.trace.structures import Structure, call, map_tensors
 from dslc.runtime.data.samples import Splits, batch_aside
+from dslc.runtime.parallel.context_parallel import piece_of
+from dslc.runtime.parallel.mesh import mesh_of
+from dslc.runtime.pipeline.pipeline import ScheduleRun
 from dslc.runtime.process.random_numbers import preserve_generators
 from dslc.runtime.process.records import SHARES, naming, note
 from dslc.runtime.step.assemble import TrainingComponents, assemble
-from dslc.runtime.technique.chunked_head import computes_losses
+from dslc.runtime.step.stepper import connected
+from dslc.runtime.technique.chunked_head import computes_losses, set_targets
 from dslc.runtime.technique.precision import autocast
 
 ROUNDS, WARM_UP, MIN_PASSES = 2, 2, 3  # rounds; passes that do not count, and passes that do
@@ -98,14 +105,19 @@ def read_shares(job: JobProgram, machines: Sequence[str], run_dir: str) -> list[
 
 def _measure_shares(job: JobProgram, place: RankPlace, splits: Splits, device: torch.device) -> list[int]:
     shares = job.data.shares
-    local = replace(job, gradients=GradientStep(kind="none"), sync_batch_norm=False, draws=None, mode=TrainMode())
+    gradients = GradientStep(kind="none", unused=job.gradients.unused)
+    local = replace(job, gradients=gradients, sync_batch_norm=False, draws=None, mode=TrainMode())
     with preserve_generators():
-        parts = assemble(local, device)
+        parts = assemble(local, device, samples=splits.train)
         for _ in range(ROUNDS):
             dist.barrier()  # the other ranks compute meanwhile, as in a training
             samples = shares[place.data_rank] // job.microbatches
-            speeds = [0.0] * len(shares)
-            dist.all_gather_object(speeds, samples / _pass_seconds(local, parts, splits, samples))
+            make_passes = _unpipelined_pass if parts.pipeline is None else _pipelined_step
+            seconds = _mean_seconds(job, make_passes(local, parts, splits, samples), device)
+            measurements = [(0, 0.0)] * job.world_size
+            dist.all_gather_object(measurements, (place.data_rank, seconds))
+            slowest = [max(seconds for rank, seconds in measurements if rank == n) for n in range(len(shares))]
+            speeds = [share / seconds for share, seconds in zip(shares, slowest, strict=True)]
             weights = [max(1, round(PARTS * speed / max(speeds))) for speed in speeds]
             shares = deal_within(job.data.batch, weights, job.microbatches, job.data.most_share)
     del parts
@@ -116,16 +128,13 @@ def _measure_shares(job: JobProgram, place: RankPlace, splits: Splits, device: t
     return list(shares)
 
 
-def _pass_seconds(job: JobProgram, parts: TrainingComponents, splits: Splits, samples: int) -> float:
-    """Returns the mean seconds of a pass over as many samples."""
-    pair = batch_aside(splits.train, torch.arange(samples) % job.data.train_samples)
-    input, target = (map_tensors(lambda tensor: tensor.to(parts.device), each) for each in pair)
+def _unpipelined_pass(job: JobProgram, parts: TrainingComponents, splits: Splits, samples: int) -> Callable[[], None]:
+    """Returns the function that does the passes over one micro-batch of as many samples."""
+    input, target = _microbatch(job, parts, splits, samples)
     model = parts.engine.model
     run_model = functools.partial(call, model, parts.plain.forward) if job.data.structured else model
-    begun, passes = 0.0, -WARM_UP
-    while passes < MIN_PASSES or time.perf_counter() - begun < SECONDS:
-        if not passes:
-            begun = _now(parts.device)
+
+    def run() -> None:
         with autocast(job.precision, parts.device):
             with computes_losses(parts.plain, job.loss, target):
                 output = run_model(input)
@@ -133,8 +142,57 @@ def _pass_seconds(job: JobProgram, parts: TrainingComponents, splits: Splits, sa
         if loss.requires_grad:
             loss.backward()
         parts.optimizer.zero_grad()
-        passes += 1
-    return (_now(parts.device) - begun) / passes
+
+    return run
+
+
+def _pipelined_step(job: JobProgram, parts: TrainingComponents, splits: Splits, samples: int) -> Callable[[], None]:
+    """Returns the function that does the passes of a step, each over a micro-batch of as many samples."""
+    assert parts.pipeline is not None
+    pair = _microbatch(job, parts, splits, samples)
+
+    def loss(output: object, target: object) -> Tensor:
+        with autocast(job.precision, parts.device):
+            return connected(parts.loss(output, target) / samples, output)
+
+    schedule = ScheduleRun(parts.pipeline, samples, job.microbatches, loss)
+
+    def enter(number: int) -> None:
+        set_targets(parts.plain, job.loss, pair[1])
+
+    def run() -> None:
+        schedule.run([pair] * job.microbatches, enter)
+        set_targets(parts.plain, job.loss, None)
+        parts.optimizer.zero_grad()
+
+    return run
+
+
+def _microbatch(
+    job: JobProgram, parts: TrainingComponents, splits: Splits, samples: int
+) -> tuple[Structure, Structure]:
+    pair = batch_aside(splits.train, torch.arange(samples) % job.data.train_samples)
+    cut = piece_of(job)
+    input, target = (cut(map_tensors(lambda tensor: tensor.to(parts.device), each)) for each in pair)
+    return input, target
+
+
+def _mean_seconds(job: JobProgram, run: Callable[[], None], device: torch.device) -> float:
+    """Returns the mean seconds of a call, of equally many on the ranks that share the samples: these wait for one
+    another.
+    """
+    for _ in range(WARM_UP):
+        run()
+    begun = _now(device)
+    run()
+    count = torch.tensor(max(MIN_PASSES, math.ceil(SECONDS / (_now(device) - begun))), device=device)
+    for axis in ("tensor", "context", "pipeline"):
+        if (group := mesh_of(job).group(axis)) is not None:
+            dist.all_reduce(count, dist.ReduceOp.MAX, group)
+    begun = _now(device)
+    for _ in range(int(count)):
+        run()
+    return (_now(device) - begun) / int(count)
 
 
 def _now(device: torch.device) -> float:

@@ -152,3 +152,15 @@ def test_ranks_of_another_axis_have_one_share(launcher: Launcher, tmp_path: Path
     assert one.losses("validation")
     agree(one, train_job(launcher, job, *settings))
     exchanges_as_planned(launcher, folder, job, *settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axis", ["tensor", "context", "pipeline"])
+def test_ranks_of_another_axis_measure_one_share(launcher: Launcher, tmp_path: Path, axis: str) -> None:
+    job = tmp_path / "made.plt"
+    job.write_text(TOKENS)
+    settings = (f"parallelism.{axis}=2", "parallelism.data_shares=measured", "parallelism.microbatches=2")
+    found = train_job(launcher, job, *settings, folder=tmp_path)
+    shares = json.loads((tmp_path / "shares.json").read_text())["shares"]
+    assert len(shares) == 2 and sum(shares) == 12 and min(shares) > 0
+    agree(train_job(launcher, job, "devices.cpus=1"), found)

@@ -55,11 +55,8 @@ def _needs_equal_shares(
         yield "a loss that compares samples", job.model.loss_span, "its ranks exchange equal shares"
     if job.parallelism.data_shares == "measured":
         if job.parallelism.zero > 1:
-            why = "each rank measures with the whole model; `data_shares = […]` goes with it"
+            why = "each rank measures with unsharded parameters; `data_shares = […]` goes with it"
             yield f"`zero = {job.parallelism.zero}`", job.parallelism.value_span("zero"), why
-        for axis in ("pipeline", "tensor", "context"):
-            if layout.sizes[axis] > 1:
-                yield f"the {axis} axis", job.parallelism.value_span(axis), "each rank measures with the whole model"
         if workload is not None and workload.stream is not None:
             yield "a stream", job.data.value_span("source"), "its samples come once, and measuring would take some"
 
