@@ -209,6 +209,8 @@ EXACT = Tolerance(loss=1e-9, norm=1e-9, parameter=1e-9)  # for two trainings in 
 
 def tolerance_of(job: JobProgram, rates: Sequence[float], *, low: bool = False) -> Tolerance:
     """Returns the tolerance of the table above; `rates` are the learning rates of the steps, `low`: as of 16 bits."""
+    if job.precision.float8 is not None:  # 3 bits of a number, where bfloat16 has 7
+        return Tolerance(loss=5e-2, norm=0.15, parameter=None, way=0.4)
     if job.precision.dtype != "float32" or low:
         return Tolerance(loss=2e-2, norm=5e-2, parameter=None, way=0.2)
     declared = PythonOptimizer if job.optimizer.python else torch_optimizer(job.optimizer.kind)

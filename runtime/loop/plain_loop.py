@@ -37,7 +37,7 @@ from dslc.runtime.parallel.custom_optimizer import ParamGroup
 from dslc.runtime.process import random_numbers
 from dslc.runtime.process.user_code import load_function
 from dslc.runtime.step.stepper import StepResult
-from dslc.runtime.technique import sample_draws
+from dslc.runtime.technique import float8, sample_draws
 from dslc.runtime.technique.precision import widen_model
 
 MeanLoss = Callable[[Structure, Structure], Tensor]
@@ -49,6 +49,7 @@ def train(job: JobProgram, place: RankPlace, splits: Splits, device: torch.devic
     model = build_model(job.model, device)
     initial_weights.load(job.model, model)
     freeze_parameters(job.model, model)
+    float8.apply(job.precision, model, device)
     documents.apply(job.model.documents, model)
     sample_draws.apply(job.draws, model, place.coordinates, job.axes)
     model.train()

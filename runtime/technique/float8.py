@@ -38,7 +38,7 @@ def apply(step: PrecisionStep, model: nn.Module, device: torch.device) -> None:
         return
     if not step.float8.emulated:
         check_device(device)
-    logging.getLogger("torchao").setLevel(logging.ERROR)  # it tells of kernels that it does not find
+    preload()
     for name in step.float8.layers:
         layer = _layer(model, name)
         if layer is not None:
@@ -65,7 +65,9 @@ def _convert(layer: nn.Module, step: Float8Step) -> None:
 
 
 def preload() -> None:
-    """Imports the library, in the process from which ranks are forked."""
+    """Imports the library, in the process from which ranks are forked. It warns of kernels that it does not need."""
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     import torchao.float8  # noqa: F401
 
 

@@ -8,6 +8,7 @@ from dslc.conversion.config_file import ConfigFile
 from dslc.conversion.draft import ConvertedSetting, Draft, value_text
 from dslc.conversion.key_reader import KeyReader
 from dslc.conversion.key_table import key_table
+from dslc.conversion.tools.trainer_settings import float8_text
 
 NAME = "Accelerate"
 _FSDP = "fsdp_config.fsdp_"
@@ -95,8 +96,16 @@ def _read_precision(reader: KeyReader, level: str) -> None:
         reader.put("mixed_precision", "train.precision", f"{precision}{level}")
     elif precision == "no":
         reader.imply("mixed_precision", "`train.precision` is fp32 by default")
+    elif precision == "fp8" and (reader.text("fp8_config.backend") or "").upper() == "AO":
+        reader.put("mixed_precision", "train.precision", float8_text("tensorwise", (), reader.draft))
+        reader.carry("fp8_config.backend", "train.precision = fp8, by torchao")
+        reader.note_default(
+            "fp8_config.backend",
+            "Accelerate leaves the first and the last dense layer in bf16, and a job those that `skip` names",
+            'name them: `precision = fp8(skip = ["head"])`',
+        )
     else:
-        reader.name("mixed_precision", "matrix products in float8 are for a later version")
+        reader.name("mixed_precision", "`fp8` of a job is torchao's, which Accelerate takes by `backend: AO`")
 
 
 def _read_fsdp(reader: KeyReader) -> None:

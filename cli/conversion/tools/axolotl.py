@@ -14,6 +14,7 @@ from dslc.conversion.tools.chat_sources import read_conversations
 from dslc.conversion.tools.data_sources import read_text_data
 from dslc.conversion.tools.trainer_settings import (
     QUANTIZED_LOADS,
+    float8_text,
     read_length,
     read_lora,
     read_model,
@@ -99,6 +100,18 @@ def _read_loss(reader: KeyReader, plugins: list[str]) -> None:
 def _read_precision(reader: KeyReader) -> None:
     """Reads `fp16` and `bf16`, which is `auto` by default: GPUs have it."""
     read_precision(reader)
+    if reader.flag("fp8") and reader.has("adapter"):
+        reader.name("fp8", "products in 8 bits are for weights that train, which those under an adapter do not")
+    elif reader.flag("fp8"):
+        reader.put("fp8", "train.precision", float8_text("tensorwise", (), reader.draft))
+        reader.note_default(
+            "fp8",
+            "Axolotl leaves the first and the last dense layer in bf16, and a job those that `skip` names",
+            'name them: `precision = fp8(skip = ["lm_head"])`',
+        )
+        return
+    else:
+        reader.imply("fp8", "`train.precision` names the precision")
     if "bf16" not in reader.file.root and not reader.file.value("fp16"):
         reader.default("train.precision", "bf16", "bf16 = auto")
 

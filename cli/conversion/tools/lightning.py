@@ -118,8 +118,10 @@ def _read_precision(reader: KeyReader) -> None:
         reader.put("trainer.precision", "train.precision", _PRECISIONS[stated])
     elif stated in ("32", "32-true"):
         reader.imply("trainer.precision", "`train.precision` is fp32 by default")
-    elif stated in (None, "64", "64-true", "transformer-engine", "transformer-engine-float16"):
-        reader.name("trainer.precision", "a job computes in fp32, bf16 or fp16")
+    elif stated in ("transformer-engine", "transformer-engine-float16"):
+        reader.name("trainer.precision", "`train.precision = fp8` has torchao's scales, not Transformer Engine's")
+    elif stated in (None, "64", "64-true"):
+        reader.name("trainer.precision", "a job computes in fp32, bf16, fp16 or fp8")
     else:
         reader.warn_refused("trainer.precision", "32-true, 16-mixed, bf16-mixed, 16-true, bf16-true or 64-true")
 

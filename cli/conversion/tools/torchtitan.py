@@ -9,7 +9,7 @@ from dslc.conversion.draft import CallDraft, ConvertedSetting, Draft, quantity, 
 from dslc.conversion.key_reader import KeyReader
 from dslc.conversion.key_table import key_table
 from dslc.conversion.logger_keys import put_logger
-from dslc.conversion.tools.trainer_settings import set_token_source
+from dslc.conversion.tools.trainer_settings import float8_text, set_token_source
 
 NAME = "torchtitan"
 _EXTENSIONS = ("job.custom_config_module", "experimental.custom_args_module")
@@ -101,6 +101,31 @@ def _read_batch(reader: KeyReader) -> None:
         reader.imply("training.global_batch_size", "-1 is the local batch x ranks")
 
 
+def _read_float8(reader: KeyReader) -> None:
+    """Reads the products in 8 bits, of today's table and of the former one. torchtitan casts parameters to bfloat16 for
+    a pass, and a job multiplies in 8 bits from float32.
+    """
+    section = next((each for each in ("quantize.linear.float8", "float8") if reader.has(each)), "")
+    if not section:
+        return
+    recipe = reader.text(f"{section}.recipe_name") or "tensorwise"
+    if recipe not in ("tensorwise", "rowwise"):
+        reader.name(f"{section}.recipe_name", "`recipe` of `train.precision = fp8` is `tensorwise` or `rowwise`")
+        return
+    filters = reader.value(f"{section}.filter_fqns")
+    names = filters.split(",") if isinstance(filters, str) else filters if isinstance(filters, list) else []
+    skip = tuple(f"*{name}*" for name in map(str, names) if name)
+    emulates = bool(reader.flag(f"{section}.emulate"))
+    text = float8_text(recipe, skip, reader.draft, emulates=emulates)
+    reader.draft.set("train.precision", text, section)
+    for key in ("recipe_name", "filter_fqns", "emulate"):
+        reader.carry(f"{section}.{key}", f"train.precision = {text}")
+    for key in ("enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp"):
+        reader.name(
+            f"{section}.{key}", "parameters are gathered in 32 bits, and their scales follow where they are used"
+        )
+
+
 def _read_training(reader: KeyReader) -> None:
     steps = reader.whole_number("training.steps")
     if steps:
@@ -124,6 +149,7 @@ def _read_training(reader: KeyReader) -> None:
         reader.name(
             "training.mixed_precision_param", "torchtitan scales no loss: `bfloat16` is `train.precision = bf16`"
         )
+    _read_float8(reader)
     for key in ("training.seed", "debug.seed"):
         seed = reader.whole_number(key, least=0)
         if seed is not None:

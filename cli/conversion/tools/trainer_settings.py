@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Sequence
 
-from dslc.conversion.draft import CallDraft, quantity, value_text
+from dslc.conversion.draft import CallDraft, Draft, quantity, value_text
 from dslc.conversion.key_reader import KeyReader
 from dslc.dsl.words import quoted
 
@@ -52,6 +53,14 @@ def read_precision(reader: KeyReader, *, level: str = "") -> None:
     for key, flag in (("fp16", fp16), ("bf16", bf16)):
         if flag is False:
             reader.imply(key, "`train.precision` is fp32 by default" if not word else f"`train.precision` is {word}")
+
+
+def float8_text(recipe: str, skip: Sequence[str], draft: Draft, *, emulates: bool = False) -> str:
+    """Returns `fp8` with its arguments; on a CPU it is emulated."""
+    arguments = [recipe] if recipe != "tensorwise" else []
+    arguments += [f"skip = {value_text(list(skip))}"] if skip else []
+    arguments += ["emulate = true"] if emulates or draft.wants_cpu else []
+    return f"fp8({', '.join(arguments)})" if arguments else "fp8"
 
 
 def read_length(reader: KeyReader, steps_key: str, epochs_key: str, default_epochs: int | None = None) -> None:
