@@ -42,6 +42,7 @@ def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
         pipeline=_pipeline(plan),
         tensor=plan.find(p.TensorParallelStep),
         context=plan.find(p.ContextStep),
+        experts=plan.find(p.ExpertParallelStep),
         draws=plan.find(p.DrawStep),
         checkpoint=plan.one(p.CheckpointStep),
         expected=expected_phases(plan.find(Estimate)),

@@ -116,9 +116,10 @@ class _Account:
         layout, sharding = self._layout, self._sharding
         parameters_here = [q for layer in self._layers for q in layer.parameters if q.tied_to is None]
         train = [q for q in parameters_here if q.name in self._trained]
-        shards = sharding.shards if sharding.engine == "fsdp" else 1
-        parameters = sum(q.element * share(q, shards) for q in parameters_here)
-        rank, self._updated = 0, [(q, share(q, shards)) for q in parameters_here if q.name in self._used]
+        cuts_rows = sharding.engine == "fsdp"
+        own = {q.name: share(q, sharding.shards_of(q) if cuts_rows else 1) for q in parameters_here}
+        parameters = sum(q.element * own[q.name] for q in parameters_here)
+        rank, self._updated = 0, [(q, own[q.name]) for q in parameters_here if q.name in self._used]
         if sharding.engine == "zero1":
             dealt = self._dealt()
             state_sizes = [
@@ -128,7 +129,7 @@ class _Account:
             rank = max(range(len(dealt)), key=state_sizes.__getitem__)
             self._updated = dealt[rank]
         optimizer = self._optimizer_state_bytes(self._updated)
-        average = 4 * sum(share(q, shards) for q in train) if self._averages else 0
+        average = 4 * sum(own[q.name] for q in train) if self._averages else 0
         if "parameters" in self._moved:  # and with them what is kept of each
             parameters = optimizer = average = 0
         workspace = workspace_bytes(layout.device, layout.hardware) if self._multiplies else 0
@@ -213,6 +214,7 @@ class _Account:
             unit_of=self._rank.units[0],
             trains=self._rank.trains,
             shard=self._rank.unit_shards,
+            summed=self._rank.summed_numbers,
             parts=shards,
             element=2 if low_copy(job) else 4,
             accumulate=sharding.accumulate,

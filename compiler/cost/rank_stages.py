@@ -292,7 +292,10 @@ class RankStages:
         sizes = {}
         for stage, layers in self._ranges.items():
             parameters = [q for n in layers for q in self.layers[n].parameters]
-            sizes[stage] = 4 * self.numbers(parameters, 1), shards * self.numbers(parameters, self._sharding.shards)
+            sizes[stage] = (
+                4 * self.numbers(parameters, in_shards=False),
+                shards * self.numbers(parameters, in_shards=True),
+            )
         gradients: dict[int, int] = {}
         for n, action in enumerate(actions):
             stage = action.stage
@@ -302,9 +305,13 @@ class RankStages:
 
     # ------------------------------------------------------------------------------------------------- the parameters
 
-    def numbers(self, parameters: Iterable[ParameterNode], shards: int) -> int:
-        """Returns a rank's numbers of those parameters that have a gradient."""
-        return sum(share(q, shards) for q in parameters if q.tied_to is None and q.name in self._used)
+    def numbers(self, parameters: Iterable[ParameterNode], *, in_shards: bool) -> int:
+        """Returns a rank's numbers of those parameters that have a gradient; gathered, or of its shards of them."""
+        return sum(
+            share(q, self._sharding.shards_of(q) if in_shards else 1)
+            for q in parameters
+            if q.tied_to is None and q.name in self._used
+        )
 
     @cached_property
     def trains(self) -> list[int]:
@@ -334,17 +341,31 @@ class RankStages:
     @cached_property
     def unit_shards(self) -> list[int]:
         """Returns a rank's numbers with a gradient, by unit."""
-        return [self.numbers(unit, self._sharding.shards) for unit in self.units[1]]
+        return [self.numbers(unit, in_shards=True) for unit in self.units[1]]
+
+    @cached_property
+    def summed_numbers(self) -> list[int]:
+        """Returns the numbers of a unit's gradients, by unit, padded to equal shards."""
+        return [
+            sum(
+                self._sharding.shards_of(q) * share(q, self._sharding.shards_of(q))
+                for q in unit
+                if q.tied_to is None and q.name in self._used
+            )
+            for unit in self.units[1]
+        ]
 
     def _gathered_units(self) -> dict[int, GatheredUnits]:
         unit_of, units = self.units
         shards, element = self._sharding.shards, 2 if low_copy(self._job) else 4
         sizes = []
         for unit in units:
-            size = shards * sum((1 if q.quantized else element) * share(q, shards) for q in unit)
-            moved = 4 * self.numbers(unit, shards) if "parameters" in self.moved else 0  # from the host
-            copied = size if shards > 1 and self._layout.device == "cpu" else 0
-            sizes.append(UnitBytes(size, size + moved if shards > 1 else 0, copied))
+            parts = [(q, self._sharding.shards_of(q)) for q in unit]
+            sizes_of = [(n, n * (1 if q.quantized else element) * share(q, n)) for q, n in parts]
+            size, sent = sum(size for _, size in sizes_of), sum(size for n, size in sizes_of if n > 1)
+            moved = 4 * self.numbers(unit, in_shards=True) if "parameters" in self.moved else 0  # from the host
+            copied = sent if self._layout.device == "cpu" else 0
+            sizes.append(UnitBytes(size, sent + moved if shards > 1 else 0, copied))
         by_stage, root = {}, 0
         for stage, layers in self._ranges.items():
             units_here = [unit_of[n] for n in layers]

@@ -84,6 +84,7 @@ class ShardedMemory:
     unit_of: list[int]  # by layer
     trains: list[int]  # numbers, by layer
     shard: list[int]  # numbers that train, by unit
+    summed: list[int]  # of gradients that are summed together, by unit
     parts: int
     element: int  # bytes of a new gradient
     accumulate: bool
@@ -101,7 +102,7 @@ class ShardedMemory:
         self._handed: int | None = None
         # Running sums: existing shards, and whole gradients of earlier micro-batches.
         self._shards = sum(self.shard) if self.stays and not self.accumulate and not self.moved else 0
-        self._summed = [self.parts * numbers for numbers in self.shard]  # of gradients, by unit
+        self._summed = self.summed
         self._earlier = sum(self._summed) if self.stays and self.accumulate else 0
         self._of_unit = [0] * len(self.shard)
         for unit, numbers in zip(self.unit_of, self.trains, strict=True):

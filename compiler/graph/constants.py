@@ -94,6 +94,9 @@ def constants(analysis: Analysis) -> Iterator[tuple[str, NodeRecord]]:
     context = _context(analysis)
     if context is not None:
         yield "context", context
+    experts = _experts(analysis)
+    if experts is not None:
+        yield "experts", experts
     cuts = analysis.staging.cuts if analysis.staging else TensorPlan()
     draws = draw_step(job, analysis.layout, analysis.model, cuts)
     if draws is not None:
@@ -382,6 +385,15 @@ def _gradients(analysis: Analysis) -> p.GradientStep:
         averages=plan.replicas * plan.shards if plan.engine in ("ddp", "zero1", "local") and not stepping else 1,
         exchange=_exchange(job, plan.exchange) if plan.exchange is not None and not stepping else None,
     )
+
+
+def _experts(analysis: Analysis) -> p.ExpertParallelStep | None:
+    """Returns which experts the expert axis shares; None without one."""
+    if analysis.sharding.experts == 1 or analysis.model is None:
+        return None
+    experts = {q.name.rpartition(".")[0]: q.experts for layer in analysis.model.layers for q in layer.parameters}
+    layers = tuple((name, count) for name, count in experts.items() if count)
+    return p.ExpertParallelStep(size=analysis.sharding.experts, layers=layers)
 
 
 def _exchange(job: JobSpec, exchange: ExchangePolicy) -> p.ExchangeStep:

@@ -48,6 +48,7 @@ from collections.abc import Callable
 
 from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.graph.proofs.exchange import check_inexact_exchange
+from dslc.compiler.graph.proofs.experts import routed
 from dslc.compiler.graph.proofs.flow import counts, gathered, summed, weights
 from dslc.compiler.graph.proofs.losses import compared
 from dslc.compiler.graph.proofs.places import devices, layers, memory, samples
@@ -84,6 +85,7 @@ PROPOSITIONS: tuple[tuple[str, str, Callable[[View], str]], ...] = (
     ("agreed", "exchange", check_inexact_exchange),
     ("counts", "exchange", counts),
     ("compared", "exchange", compared),
+    ("routed", "exchange", routed),
     ("totals", "exchange", totals),
     ("held", "order_actions", check_held_microbatches),
     ("memory", "account", memory),
@@ -92,7 +94,7 @@ PROPOSITIONS: tuple[tuple[str, str, Callable[[View], str]], ...] = (
 
 
 # Those on exchanges, which are unknown for a user's own network that was not traced.
-OF_A_MODEL = frozenset({gathered, summed, check_inexact_exchange, counts, compared})
+OF_A_MODEL = frozenset({gathered, summed, check_inexact_exchange, counts, compared, routed})
 
 
 class Unsound(Exception):

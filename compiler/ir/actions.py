@@ -50,6 +50,11 @@ class Payload(StrEnum):
     ACTIVATION_GRADIENTS = "gradients of activations", Role.GRADIENT
     KEYS_AND_VALUES = "keys and values"
     KEY_VALUE_GRADIENTS = "gradients of keys and values", Role.GRADIENT
+    ROW_COUNTS = "counts of rows for experts"
+    EXPERT_ROWS = "rows for experts"
+    EXPERT_RESULTS = "results of experts"
+    RESULT_GRADIENTS = "gradients of results of experts", Role.GRADIENT
+    ROW_GRADIENTS = "gradients of rows for experts", Role.GRADIENT
     LOSS_PARTS = "parts of the loss"
     BATCH_STATISTICS = "batch statistics"
     KEPT_COUNT = "count of what is kept"
@@ -68,6 +73,8 @@ class Payload(StrEnum):
         return member
 
 
+# What ranks of an expert axis send each other, its sizes by the routing.
+ROUTED = (Payload.EXPERT_ROWS, Payload.EXPERT_RESULTS, Payload.RESULT_GRADIENTS, Payload.ROW_GRADIENTS)
 # What passes send of each sample, within a layer or from stage to stage.
 OF_SAMPLES = frozenset(
     (
@@ -76,6 +83,7 @@ OF_SAMPLES = frozenset(
         Payload.ACTIVATION_GRADIENTS,
         Payload.KEYS_AND_VALUES,
         Payload.KEY_VALUE_GRADIENTS,
+        *ROUTED,
         Payload.LOSS_PARTS,
     )
 )

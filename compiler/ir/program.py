@@ -19,7 +19,9 @@ from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.steps import (
     Arguments,
     AverageStep,
+    ContextStep,
     CutDraw,
+    ExpertParallelStep,
     GenerateStep,
     InitStep,
     ModuleStep,
@@ -29,16 +31,18 @@ from dslc.compiler.ir.steps import (
     SpikeStep,
     StepPhases,
     StreamStep,
+    TensorParallelStep,
 )
-from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import QuantizedWeight
 from dslc.dsl.record import Record, record
 
 __all__ = [  # names defined elsewhere
     "AugmentStep",
     "AverageStep",
+    "ContextStep",
     "CutDraw",
     "DataStep",
+    "ExpertParallelStep",
     "GenerateStep",
     "InitStep",
     "ModuleStep",
@@ -50,6 +54,7 @@ __all__ = [  # names defined elsewhere
     "SpikeStep",
     "StepPhases",
     "StreamStep",
+    "TensorParallelStep",
 ]
 
 TransformersKind = Literal[
@@ -373,31 +378,6 @@ class PipelineStep(Record):
 
 
 @record
-class TensorParallelStep(Record):
-    """The tensor axis: the cut of each module's parameters.
-
-    `styles` are (module, style), in the order in which they are applied. `sequence`: some layers work on a piece of the
-    sequence on each rank, which then draws noise of its own. `loss_parallel`: logits stay cut over the vocabulary.
-    `parts`: the rows of each part of a column."""
-
-    size: int
-    sequence: bool
-    styles: tuple[tuple[str, TensorStyle], ...]
-    loss_parallel: bool
-    parts: tuple[tuple[str, tuple[int, ...]], ...] = ()
-
-
-@record
-class ContextStep(Record):
-    """The context axis of a network that a function makes: the modules whose attention meets the keys and values of all
-    ranks' pieces, and whether the network is given the positions of a rank's piece.
-    """
-
-    attention: tuple[str, ...]
-    positions: bool = False
-
-
-@record
 class DrawStep(Record):
     """Random numbers of forward passes that follow from the seed, the step, the sample and the layer.
 
@@ -537,6 +517,7 @@ class JobProgram(Training):
     pipeline: PipelineStep | None = None
     tensor: TensorParallelStep | None = None
     context: ContextStep | None = None
+    experts: ExpertParallelStep | None = None
     draws: DrawStep | None = None  # None: torch's generators draw, each rank's own
     checkpoint: CheckpointStep = field(default_factory=CheckpointStep)
     expected: StepPhases | None = None  # the predicted phases of a step; None without times of this machine

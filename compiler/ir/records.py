@@ -167,7 +167,8 @@ class Weights(Record):
     all); `freed`: a forward pass frees what was gathered. `trained` of the numbers have a gradient, which other ranks
     have too (None: none has), some of them as `factors`. `pieces`: gradients among them are partial sums on each rank
     of the tensor axis. `quantized` of the numbers are bytes of frozen weights in 4 or 8 bits; gathered with others,
-    they all travel as bytes.
+    they all travel as bytes. `experts` neighbours along the data axis each have other experts: those are shares and
+    copies of every `experts`-th rank alone; else 1.
     """
 
     stage: int
@@ -179,6 +180,7 @@ class Weights(Record):
     pieces: bool = False
     factors: Factors | None = None
     quantized: int = 0
+    experts: int = 1
 
     @property
     def kept_bytes(self) -> int:
@@ -429,5 +431,6 @@ NodeRecord: TypeAlias = (
     | p.CheckpointStep
     | p.TensorParallelStep
     | p.ContextStep
+    | p.ExpertParallelStep
     | p.DrawStep
 )

@@ -1,4 +1,5 @@
-"""The steps of a program (program.py) that the compiler plans with: modules, their initial values, a stream's order.
+"""The steps of a program (program.py) that the compiler plans with: modules, their initial values, a stream's order,
+and what the ranks of an axis do inside layers.
 
 They are a module of their own because `dslc check` needs only these, and each class takes time to make.
 """
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Any, Literal
 
+from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.dsl.record import Record, record
 
 Arguments = Mapping[str, Any]  # None, bool, int, float, str, tuples of these
@@ -196,3 +198,38 @@ class PrecisionStep(Record):
     level: Literal["O1", "O2"] = "O1"
     scaled: bool = False
     float8: Float8Step | None = None
+
+
+@record
+class TensorParallelStep(Record):
+    """The tensor axis: the cut of each module's parameters.
+
+    `styles` are (module, style), in the order in which they are applied. `sequence`: some layers work on a piece of the
+    sequence on each rank, which then draws noise of its own. `loss_parallel`: logits stay cut over the vocabulary.
+    `parts`: the rows of each part of a column."""
+
+    size: int
+    sequence: bool
+    styles: tuple[tuple[str, TensorStyle], ...]
+    loss_parallel: bool
+    parts: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+
+@record
+class ContextStep(Record):
+    """The context axis of a network that a function makes: the modules whose attention meets the keys and values of all
+    ranks' pieces, and whether the network is given the positions of a rank's piece.
+    """
+
+    attention: tuple[str, ...]
+    positions: bool = False
+
+
+@record
+class ExpertParallelStep(Record):
+    """The expert axis: `size` neighbours on the data axis share the experts of each layer in `layers`, by the name of
+    its module and the count of its experts. Each has an equal number of them, in their order.
+    """
+
+    size: int
+    layers: tuple[tuple[str, int], ...]

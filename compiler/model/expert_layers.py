@@ -107,7 +107,7 @@ def grouped_experts(layer_spec: GroupedExperts, x: Value, t: Tape) -> Value:
     experts, hidden = spec.experts, spec.hidden
     t.module(".Experts", experts=experts, width=width, hidden=hidden)
     bound = 1 / sqrt(width)
-    t.parameter("gate_up_proj", (experts, 2 * hidden, width), "uniform", -bound, bound)
+    t.parameter("gate_up_proj", (experts, 2 * hidden, width), "uniform", -bound, bound, experts=experts)
     both = t.product(x, rows * width * 2 * hidden, rows, 2 * hidden, weight="gate_up_proj")
     both = t.operation(x, gives=both)
     activated = both.new(rows, hidden)
@@ -117,7 +117,7 @@ def grouped_experts(layer_spec: GroupedExperts, x: Value, t: Tape) -> Value:
     activated = t.operation(both, gives=activated)
     product = t.operation(activated, both, gives=both.new(rows, hidden))
     bound = 1 / sqrt(hidden)
-    t.parameter("down_proj", (experts, width, hidden), "uniform", -bound, bound)
+    t.parameter("down_proj", (experts, width, hidden), "uniform", -bound, bound, experts=experts)
     return t.operation(product, gives=t.product(product, rows * hidden * width, rows, width, weight="down_proj"))
 
 

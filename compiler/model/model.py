@@ -128,11 +128,12 @@ def share_out(
     ranks: int,
     pieces: int,
     *,
+    experts: int = 1,
     on_cpu: bool,
     float8: Fp8 | None = None,
 ) -> ModelGraph:
-    """Returns `graph` with its layers as on one rank: of a tensor axis, with `styles` by module, and of a context axis
-    of `pieces` ranks. `on_cpu`: ranks exchange tensors over gloo.
+    """Returns `graph` with its layers as on one rank: of a tensor axis, with `styles` by module, of a context axis of
+    `pieces` ranks, and of an expert axis of `experts`. `on_cpu`: ranks exchange tensors over gloo.
     """
     network, styles_by_layer = model.network, dict[str, list[TensorStyle]]()
     assert not isinstance(network, s.PythonNetwork | s.TransformersNetwork)
@@ -140,7 +141,14 @@ def share_out(
         styles_by_layer.setdefault(name, []).append(style)
     frozen = _frozen(graph, model)
     surroundings = Surroundings(
-        source=source, ranks=ranks, styles=styles_by_layer, on_cpu=on_cpu, pieces=pieces, frozen=frozen, float8=float8
+        source=source,
+        ranks=ranks,
+        styles=styles_by_layer,
+        on_cpu=on_cpu,
+        pieces=pieces,
+        expert_ranks=experts,
+        frozen=frozen,
+        float8=float8,
     )
     try:
         if isinstance(network, Call):

@@ -27,6 +27,7 @@ from dslc.compiler.model import tensor_tape
 from dslc.compiler.model.float8 import ProductMoments, fits, product_moments, stays_in_bf16
 from dslc.compiler.model.replay import Operation, Store, working
 from dslc.compiler.model.value import Shape, Value
+from dslc.compiler.placement.shares import largest
 from dslc.dsl.bounds import LAYERS as MOST_LAYERS
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language.calls import Fp8
@@ -60,6 +61,7 @@ class Surroundings:
     styles: Mapping[str, Sequence[TensorStyle]] = field(default_factory=dict)
     on_cpu: bool = False  # ranks exchange tensors over gloo
     pieces: int = 1  # of a sequence, one for each rank of a context axis
+    expert_ranks: int = 1  # which share the experts of each layer
     frozen: frozenset[str] = frozenset()  # names of parameters that do not train
     float8: Fp8 | None = None  # products of dense layers in 8 bits
     warnings: list[Diagnostic] = field(default_factory=list)
@@ -183,13 +185,16 @@ class Tape:
         """Sets the module of this layer: a class of torch.nn, or `.Name` of dslc.runtime.model.modules."""
         self._frame.kind, self._frame.arguments = kind, arguments
 
-    def parameter(self, name: str, shape: Shape, kind: str, a: float, b: float = 0.0) -> None:
+    def parameter(self, name: str, shape: Shape, kind: str, a: float, b: float = 0.0, *, experts: int = 0) -> None:
+        """Adds a parameter; of `experts`, one in each row, this rank has its share."""
         full = self._frame.prefix + name
+        if experts:
+            shape = (largest(experts, self.around.expert_ranks), *shape[1:])
         if self.around.initialise is not None:
             kind, a, b = self.around.initialise(full, shape, kind, a, b)
         init = InitStep(parameter=full, shape=shape, kind=kind, a=a, b=b)  # type: ignore[arg-type]
         self.around.inits.append(init)
-        self.parameters.append(ParameterNode(name=full, shape=shape, init=init))
+        self.parameters.append(ParameterNode(name=full, shape=shape, init=init, experts=experts))
         if full not in self.around.frozen:
             self._frame.training.add(name)
 

@@ -27,14 +27,15 @@ def counts_of_samples(place: Coordinate) -> Iterator[StepOperation]:
 def over_all_ranks(place: Coordinate) -> Iterator[StepOperation]:
     """Yields the sums over the ranks that hold the gradients together: all, or a data axis that shards them."""
     wide = [axis for axis, size in place.layout.sizes.items() if size > 1]
-    sharded = place.sharding.engine == "fsdp" and place.sharding.shards > 1
+    has_experts = place.sharding.experts > 1
+    sharded = has_experts or (place.sharding.engine == "fsdp" and place.sharding.shards > 1)
     local = place.sharding.engine == "local"
     if not wide or (wide == ["data"] and not (sharded or local)):
         return
     if len(wide) > 1:
         group = RankGroup(axis="all", ranks=place.layout.world_size, stride=1)
     else:
-        group = place.shards if wide == ["data"] and sharded else place.along(wide[0])
+        group = place.shards if wide == ["data"] and sharded and not has_experts else place.along(wide[0])
     if place.workload.counts == "own" and {"pipeline", "context"} & {*wide}:  # each rank knows a part of it
         yield operation("all_reduce", Payload.LOSS_COUNT, group, BEFORE_UPDATE, [8], dtype="float64")
     if place.job.train.clip_norm is not None and not local:

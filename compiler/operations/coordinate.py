@@ -54,6 +54,23 @@ class Coordinate(Staging):
         return RankGroup(axis="data", ranks=self.sharding.replicas, stride=stride)
 
     @property
+    def experts(self) -> RankGroup:
+        """The ranks that share the experts of each layer."""
+        return RankGroup(axis="data", ranks=self.sharding.experts, stride=self.layout.stride("data"))
+
+    @property
+    def expert_shards(self) -> RankGroup:
+        """The ranks that have the shares of one copy of the experts of a rank of the expert axis."""
+        stride = self.layout.stride("data") * self.sharding.experts
+        return RankGroup(axis="data", ranks=self.sharding.expert_shards, stride=stride)
+
+    @property
+    def expert_replicas(self) -> RankGroup:
+        """The ranks that have copies of the same share of experts."""
+        stride = self.layout.stride("data") * self.sharding.experts * self.sharding.expert_shards
+        return RankGroup(axis="data", ranks=self.sharding.expert_replicas, stride=stride)
+
+    @property
     def complete(self) -> Moment:
         """Where the gradients of a stage are complete; of a micro-batch, if they are not accumulated."""
         if self.schedule and self.sharding.reduces:
@@ -61,8 +78,10 @@ class Coordinate(Staging):
         return m.LAST_WEIGHT_GRADIENTS if self.sharding.accumulate else m.WEIGHT_GRADIENTS
 
     def padded(self, parameter: ParameterNode) -> int:
-        """Returns the numbers of a parameter, as the tensor axis leaves it, padded to equal rows on all shards."""
-        shape, shards = self.shape(parameter), self.sharding.shards
+        """Returns the numbers of a parameter, as the tensor and the expert axis leave it, padded to equal rows on all
+        shards.
+        """
+        shape, shards = self.shape(parameter), self.sharding.shards_of(parameter)
         return largest(shape[0], shards) * shards * prod(shape[1:]) if shape else 0
 
 
@@ -76,5 +95,5 @@ def place_of(staging: Staging, pipeline: int) -> Coordinate:
         mine=mine,
         held=tuple(tuple(next(layers) for _ in staging.stages[stage]) for stage in mine),
         whole=staging,
-        shape=shape_on_a_rank(staging.cuts, staging.layout.sizes["tensor"]),
+        shape=shape_on_a_rank(staging.cuts, staging.layout.sizes["tensor"], staging.sharding.experts),
     )

@@ -21,19 +21,31 @@ from dslc.compiler.placement.sharding import Sharding, Unit, searches, with_copi
 def fsdp(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[StepOperation]:
     """Yields the gathers, the sums of gradients over shards and replicas, and what a step searches and moves."""
     sharding, data = place.sharding, place.along("data")
-    if sharding.shards > 1:
-        yield from _gathers(place, weights)
-        times = 1 if sharding.accumulate else place.layout.microbatches
-        yield from _sums(place, weights, "reduce_scatter", Payload.SCALE, place.shards, place.complete, times)
-    if sharding.replicas > 1:
-        moment = m.REDUCE_GRADIENTS if place.schedule else m.LAST_WEIGHT_GRADIENTS
-        yield from _sums(place, weights, "all_reduce", Payload.SCALE_OF_SUMS, place.replicas, moment, 1)
+    experts = {name: each for name, each in weights.items() if each.experts > 1}
+    others = {name: each for name, each in weights.items() if name not in experts}
+    yield from _of_copies(place, others, place.shards, place.replicas)
+    if experts:
+        yield from _of_copies(place, experts, place.expert_shards, place.expert_replicas)
     if place.model.moves_buffers and data.ranks > 1:
         for kind, sizes in buffer_buckets(place.layers, limit=1).items():
             yield operation("broadcast", Payload.BUFFERS, place.owners, m.BEFORE_PASSES, sizes, dtype=kind)
     if searches(place.model, sharding) and data.ranks > 1:
         used = [4 * len(place.whole.trained)]
         yield operation("all_reduce", Payload.USED_PARAMETERS, data, m.BEFORE_UPDATE, used, dtype="int32")
+
+
+def _of_copies(
+    place: Coordinate, weights: Mapping[str, Weights], shards: RankGroup, replicas: RankGroup
+) -> Iterator[StepOperation]:
+    """Yields the gathers of these weights, and the sums of their gradients."""
+    if shards.ranks > 1:
+        yield from _gathers(place, weights, shards)
+        times = 1 if place.sharding.accumulate else place.layout.microbatches
+        yield from _sums(place, weights, "reduce_scatter", Payload.SCALE, shards, place.complete, times)
+    if replicas.ranks > 1:
+        moment = m.REDUCE_GRADIENTS if place.schedule else m.LAST_WEIGHT_GRADIENTS
+        parts = shards.ranks
+        yield from _sums(place, weights, "all_reduce", Payload.SCALE_OF_SUMS, replicas, moment, 1, parts)
 
 
 def _sums(
@@ -44,9 +56,12 @@ def _sums(
     group: RankGroup,
     moment: Moment,
     times: int,
+    parts: int = 1,
 ) -> Iterator[StepOperation]:
-    """Yields the sums of the gradients of each stage, and before them the sums of their scale in half precision."""
-    dtype, parts = summed_in(place.sharding), place.sharding.shards if kind == "all_reduce" else 1
+    """Yields the sums of the gradients of each stage, and before them the sums of their scale in half precision. A rank
+    has one of `parts` of each gradient.
+    """
+    dtype = summed_in(place.sharding)
     trained = {
         stage: {name: w.trained for name, w in weights.items() if w.stage == stage and w.trained}
         for stage in place.mine
@@ -76,11 +91,28 @@ def units_by_stage(place: Coordinate) -> Iterator[tuple[int, list[Unit]]]:
         apart = [unit for unit in everywhere if unit.name and unit.name in here]
         taken = {q.name for unit in apart for q in unit.parameters}
         rest = [q for layer in layers for q in layer.parameters if q.tied_to is None and q.name not in taken]
-        yield stage, [*apart, Unit(name="", parameters=tuple(rest))]
+        yield (
+            stage,
+            [part for unit in (*apart, Unit(name="", parameters=tuple(rest))) for part in _by_mesh(place, unit)],
+        )
 
 
-def _gathers(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[StepOperation]:
-    """Yields a gather wherever a stage is unsharded, or a pass uses parameters that are not there."""
+def _by_mesh(place: Coordinate, unit: Unit) -> list[Unit]:
+    """Returns the parts of a unit that are gathered one by one: over an expert axis its experts, and the rest."""
+    experts = tuple(q for q in unit.parameters if q.experts and place.sharding.experts > 1)
+    if not experts:
+        return [unit]
+    others = tuple(q for q in unit.parameters if q not in experts)
+    return [Unit(name=unit.name, parameters=others), Unit(name=unit.name, parameters=experts)]
+
+
+def is_of_experts(place: Coordinate, unit: Unit) -> bool:
+    """True of the experts of a unit, which an expert axis shares."""
+    return place.sharding.experts > 1 and bool(unit.parameters) and all(q.experts for q in unit.parameters)
+
+
+def _gathers(place: Coordinate, weights: Mapping[str, Weights], shards: RankGroup) -> Iterator[StepOperation]:
+    """Yields a gather of these weights wherever a stage is unsharded, or a pass uses parameters that are not there."""
     if place.schedule is not None:
         row: Sequence[Issue] = [part for entry in row_of(place.schedule, place.pipeline) for part in entry.parts]
     else:
@@ -89,7 +121,9 @@ def _gathers(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[Step
     for stage, units in units_by_stage(place):
         stage_weights = {name: entry for name, entry in weights.items() if entry.stage == stage}
         repeated = _gathered_again(place, stage, units) if place.sharding.reshard else set()
-        apart = [unit.name in repeated for unit in units if unit.parameters]
+        has_experts = bool(stage_weights) and all(entry.experts > 1 for entry in stage_weights.values())
+        own = [unit for unit in units if unit.parameters and is_of_experts(place, unit) == has_experts]
+        apart = [unit.name in repeated for unit in own]
         regathered_names = frozenset(
             name for name, is_repeated in zip(stage_weights, apart, strict=True) if is_repeated
         )
@@ -100,7 +134,7 @@ def _gathers(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[Step
                 yield operation(
                     "all_gather",
                     Payload.PARAMETERS,
-                    place.shards,
+                    shards,
                     moment,
                     [stage_weights[name].sent_bytes for name in same_dtype_names],
                     dtype=dtype or "",

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dslc.compiler.ir.records import Weights
 from dslc.compiler.operations.agreement import counts_of_samples, over_all_ranks
 from dslc.compiler.operations.batch_statistics import batch_statistics
-from dslc.compiler.operations.context import context_axis
 from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.ddp import ddp
 from dslc.compiler.operations.exchanges import local
 from dslc.compiler.operations.fsdp import fsdp
+from dslc.compiler.operations.layer_exchanges import context_axis, expert_axis
 from dslc.compiler.operations.losses import compared_outputs
 from dslc.compiler.operations.moments import StepOperation
 from dslc.compiler.operations.pipeline import pipeline_axis
@@ -52,4 +52,6 @@ def _operations(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[S
         yield from tensor_axis(place, weights)
     if sizes["context"] > 1:
         yield from context_axis(place)
+    if place.sharding.experts > 1:
+        yield from expert_axis(place)
     yield from over_all_ranks(place)

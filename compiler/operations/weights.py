@@ -16,7 +16,7 @@ from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.operations.buckets import buckets, in_buckets
 from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.exchange_rules import RULES, factors_of
-from dslc.compiler.operations.fsdp import units_by_stage
+from dslc.compiler.operations.fsdp import is_of_experts, units_by_stage
 from dslc.compiler.placement.buckets import in_buckets as in_order
 from dslc.compiler.placement.buckets import names_in_backward_order
 from dslc.compiler.placement.sharding import low_copy, low_dtype, with_copies
@@ -96,9 +96,12 @@ def quantized_bytes(place: Coordinate, parameters: Iterable[ParameterNode]) -> i
 
 def _units(place: Coordinate) -> Iterator[Weights]:
     sharding, names = place.sharding, place.whole.with_gradients
-    apart = sharding.shards > 1
     for stage, units in units_by_stage(place):
         for unit in units:
+            experts = sharding.experts if is_of_experts(place, unit) else 1
+            shards = sharding.expert_shards if experts > 1 else sharding.shards
+            holders = sharding.shards * sharding.replicas // experts
+            apart = shards > 1
             whole = sum(place.padded(q) for q in unit.parameters)
             if not whole:
                 continue
@@ -110,10 +113,11 @@ def _units(place: Coordinate) -> Iterator[Weights]:
             yield Weights(
                 stage=stage,
                 numbers=whole,
-                shards=sharding.shards,
+                shards=shards,
                 dtype=dtype if apart else None,
                 freed=apart and sharding.reshard and bool(unit.name),
-                trained=trained if sharding.shards * sharding.replicas > 1 else None,
+                trained=trained if holders > 1 else None,
+                experts=experts,
                 pieces=any(_partial(place, q.name) for q in unit.parameters),
                 quantized=quantized,
             )

@@ -1,12 +1,12 @@
 """Lays the model over the data axis: chooses torch's engine, and the units that are gathered and scattered together.
 
-Model: ZeRO-1 under O1 is `ZeroRedundancyOptimizer` beside DistributedDataParallel. `fully_shard` implements five cases:
+Model: ZeRO-1 under O1 is `ZeroRedundancyOptimizer` beside DistributedDataParallel. `fully_shard` implements six cases:
 ZeRO-2 and -3; full copies within the data axis; every O2, whose low-precision copy needs `MixedPrecisionPolicy`;
-parameters in the host's memory, which need `CPUOffloadPolicy`; and every data axis beside another axis, where torch's
-DistributedDataParallel is unreliable. A unit of `fully_shard` is a module: one all-gather gathers its parameters, and
-one reduce-scatter reduces its gradients. Ranks that exchange weights or momenta (exchange.py) are independent within a
-step (`local`). Units are the model's blocks and every other layer of 1 MiB or more; the root is a unit of the rest, and
-of tied weights, which two units cannot share.
+parameters in the host's memory, which need `CPUOffloadPolicy`; every expert axis, whose experts are sharded over fewer
+ranks; and every data axis beside another axis, where torch's DistributedDataParallel is unreliable. A unit of
+`fully_shard` is a module: one all-gather gathers its parameters, and one reduce-scatter reduces its gradients. Ranks
+that exchange weights or momenta (exchange.py) are independent within a step (`local`). Units are the model's blocks and
+every other layer of 1 MiB or more; the root is a unit of the rest, and of tied weights, which two units cannot share.
 
 Contract: the account, the predicted collectives and the program all use these functions, so that they cannot differ.
 """
@@ -46,7 +46,8 @@ class Sharding(Record):
     """`replicas` full copies of `shards` parts each; their product is the data axis times the context axis.
 
     `reshard`: parameters are freed after the forward pass. `accumulate`: gradients stay whole, on each rank, until the
-    last micro-batch. `exchange`: how ranks agree, where that is not an exact sum of gradients.
+    last micro-batch. `exchange`: how ranks agree, where that is not an exact sum of gradients. `experts` neighbours on
+    the data axis share the experts of each layer: these are copied and sharded over every `experts`-th rank alone.
     """
 
     engine: Engine
@@ -55,6 +56,21 @@ class Sharding(Record):
     reshard: bool
     accumulate: bool
     exchange: ExchangePolicy | None = None
+    experts: int = 1
+
+    def shards_of(self, parameter: ParameterNode) -> int:
+        """Returns the number of parts in which the ranks hold what a rank of the expert axis has of a parameter."""
+        return self.expert_shards if parameter.experts else self.shards
+
+    @property
+    def expert_shards(self) -> int:
+        """The parts in which the ranks hold the experts of one rank of the expert axis."""
+        return max(1, self.shards // self.experts)
+
+    @property
+    def expert_replicas(self) -> int:
+        """The copies of such a part."""
+        return self.shards * self.replicas // (self.experts * self.expert_shards)
 
     @property
     def reduces(self) -> bool:
@@ -72,10 +88,10 @@ class Unit(Record):
 
 def sharding_of(job: JobSpec, layout: Layout) -> Sharding:
     """Returns the engine for `job`, and its settings."""
-    data, zero = layout.sizes["data"], job.parallelism.zero
+    data, zero, experts = layout.sizes["data"], job.parallelism.zero, job.parallelism.expert
     is_offloaded = "parameters" in offloaded(job, layout)
     updates_full = not low_copy(job) and not is_offloaded
-    has_data_only = layout.world_size == data
+    has_data_only = layout.world_size == data and experts == 1
     exchange = exchange_of(job, layout)
     if updates_full and (data == layout.sizes["context"] == 1 or (zero == 0 and has_data_only)):
         keeps_copies = exchange is not None and exchange.agrees is not Payload.GRADIENTS
@@ -94,6 +110,7 @@ def sharding_of(job: JobSpec, layout: Layout) -> Sharding:
         reshard=(is_offloaded and not splits_backward(job)) or (zero == 3 and ranks > 1),
         accumulate=zero <= 1 or layout.sizes["pipeline"] > 1,  # torch's stages reduce theirs at the last one
         exchange=exchange,
+        experts=experts,
     )
 
 

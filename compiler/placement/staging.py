@@ -79,8 +79,8 @@ class Staging(Record):
     def updated_numbers(self, pipeline: int) -> float:
         """Returns how many numbers of parameters a rank at a pipeline coordinate updates."""
         layers = [self.model.of_a_rank[n] for stage in self.stages_of(pipeline) for n in self.stages[stage]]
-        trained = sum(q.count for layer in layers for q in layer.parameters if q.name in self.trained)
-        return trained / self.sharding.shards
+        trained = [q for layer in layers for q in layer.parameters if q.name in self.trained]
+        return sum(q.count / self.sharding.shards_of(q) for q in trained)
 
 
 def first_trained_stage(job: JobSpec, model: ModelGraph, stages: Sequence[range]) -> int:

@@ -143,14 +143,18 @@ def _head_style(job: JobSpec, plan: TensorPlan) -> TensorStyle:
     return TensorStyle.SCORES if plan.loss_parallel or plan.chunked_loss else TensorStyle.GATHERED
 
 
-def shape_on_a_rank(plan: TensorPlan, ranks: int) -> Callable[[ParameterNode], tuple[int, ...]]:
-    """Returns a function: the shape of a rank's share of a parameter, or of all of it if every rank has it whole."""
+def shape_on_a_rank(plan: TensorPlan, ranks: int, experts: int = 1) -> Callable[[ParameterNode], tuple[int, ...]]:
+    """Returns a function: the shape of a rank's share of a parameter, or of all of it if every rank has it whole.
+    `ranks` are on the tensor axis, `experts` on the expert axis.
+    """
     rows, columns = plan.rows, plan.columns
 
     def shape(parameter: ParameterNode) -> tuple[int, ...]:
         module, _, name = parameter.name.rpartition(".")
         dim = 0 if module in rows else 1 if module in columns and name == "weight" else None
         full = parameter.shape
+        if parameter.experts:
+            full = (largest(full[0], experts), *full[1:])
         return full if dim is None else (*full[:dim], largest(full[dim], ranks), *full[dim + 1 :])
 
     return shape

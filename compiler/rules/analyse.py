@@ -29,6 +29,7 @@ from dslc.compiler.rules.job_rules import check_hosts, check_launch_texts, check
 from dslc.compiler.rules.memory import check_memory, check_promises
 from dslc.compiler.rules.parallelism import pipeline as pipeline_rules
 from dslc.compiler.rules.parallelism.exchange_cost import check_network
+from dslc.compiler.rules.parallelism.experts import fits_data_axis
 from dslc.compiler.rules.parallelism.sharding import check_own_model
 from dslc.compiler.rules.rule_table import KnownFacts, check_rules
 from dslc.dsl.bounds import TRIED, WORK
@@ -74,7 +75,7 @@ def _analysis(known: KnownFacts, reuse: Reuse) -> Findings[Analysis | None]:
     """Returns the analysis; None if too little is known, or if it yields an error."""
     job, layout, workload, model, cuts = known.job, known.layout, known.workload, known.model, known.cuts
     pipeline = yield from _pipeline(known, reuse)
-    uneven = (layout is not None and layout.sizes["data"] % job.parallelism.replicas) or (cuts and cuts.uneven)
+    uneven = (layout is not None and not fits_data_axis(job, layout, model)) or (cuts and cuts.uneven)
     if layout is None or workload is None or uneven or (model is not None and pipeline is None):
         return None
     costs: tuple[RankCost, ...] = ()
@@ -241,9 +242,12 @@ def _model(
     if graph is None:
         return None, None
     cuts = tensor_plan(job, ranks, graph)
-    if ranks * pieces > 1 and not cuts.uneven:
+    experts = job.parallelism.expert if layout else 1
+    if ranks * pieces * experts > 1 and not cuts.uneven:
         on_cpu = layout is not None and layout.device == "cpu"
-        graph = reuse.share_out(job.model, source, cuts.styles, ranks, pieces, on_cpu=on_cpu, float8=float8)
+        graph = reuse.share_out(
+            job.model, source, cuts.styles, ranks, pieces, experts=experts, on_cpu=on_cpu, float8=float8
+        )
     return graph, cuts
 
 

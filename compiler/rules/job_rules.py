@@ -19,6 +19,7 @@ from dslc.compiler.placement.tensor_plan import TensorPlan
 from dslc.compiler.placement.workload import Workload, in_steps, loss_divisor, steps_of
 from dslc.compiler.rules.parallelism.axes import check_context, check_tensor
 from dslc.compiler.rules.parallelism.exchange import check_warmup
+from dslc.compiler.rules.parallelism.experts import check_experts
 from dslc.compiler.rules.training.metrics import takes_classes
 from dslc.dsl.diagnostics import Diagnostic, Note, division
 from dslc.dsl.language import calls as c
@@ -140,6 +141,8 @@ def check_axes(
             label=division(shards, replicas),
             help=remedy(set_field("parallelism.replicas", gcd(shards, replicas), "a divisor of the data axis")),
         )
+    if parallelism.expert > 1:
+        yield from check_experts(job, layout, model)
     if parallelism.zero and shards * sizes["context"] == 1:
         yield Diagnostic(
             "W0402",

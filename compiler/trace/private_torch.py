@@ -71,13 +71,10 @@ __all__ = [  # of what is not defined here
     "TreeSpec",  # the form of a tree
     "path_text",  # the place of a leaf, as in `["boxes"][0]`
     "register_dataclass",  # makes the fields of a class's objects parts of a tree
-    "tree_flatten",  # nested lists, tuples and mappings as their leaves and their form
-    "tree_flatten_with_path",
-    "tree_leaves",
-    "tree_map_only",
-    "tree_unflatten",
     "unset_fake_temporarily",  # real tensors inside a fake mode
-]
+    # Nested lists, tuples and mappings as their leaves and their form:
+    "tree_flatten", "tree_flatten_with_path", "tree_leaves", "tree_map_only", "tree_unflatten",
+]  # fmt: skip
 
 Argument: TypeAlias = Any  # of an operation: a tensor, a number, a name, a list of them or None
 Arguments: TypeAlias = tuple[Argument, ...]
@@ -425,6 +422,15 @@ def sum_over_replicas_in(unit: FSDPModule, group: ProcessGroup) -> None:
         parameters.mesh_info.replicate_process_group = group  # type: ignore[attr-defined]  # a mesh with replicas
 
 
+def fully_shard_over(mesh: DeviceMesh, takes: Callable[[Tensor], bool]) -> Callable[[Tensor], Any]:
+    """Returns the function that gives `fully_shard` this mesh, of shards or replicas x shards, for some parameters."""
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
+
+    info = FSDPMeshInfo(mesh, 0) if mesh.ndim == 1 else HSDPMeshInfo(mesh, 1, 0)
+    chosen = ShardPlacementResult(placement=None, mesh_info=info)
+    return lambda parameter: chosen if takes(parameter) else None
+
+
 def group_named(name: str) -> torch.distributed.ProcessGroup:
     """Returns the process group as functional collectives know it."""
     from torch.distributed.distributed_c10d import _resolve_process_group
@@ -525,13 +531,8 @@ COMPILER = "torch._dynamo"  # the module that torch.compile needs, and that much
 COMPILER_MARK = "__dynamo_disable"  # the attribute in which torch._compile._disable_dynamo caches its result
 
 
-def import_compiler() -> None:
-    """Imports what sharding needs of the compiler."""
-    import torch._dynamo.config  # noqa: F401
-
-
 def compiler_settings() -> Any:
-    """Returns the compiler's settings, to read and to set."""
+    """Returns the compiler's settings, to read and to set. Imports the compiler."""
     import torch._dynamo
 
     return torch._dynamo.config
@@ -576,9 +577,7 @@ def has_cpp_compiler() -> bool:
 def trace_backward(
     function: Callable[..., list[Tensor]], tensors_given: Sequence[Tensor], divided: Callable[[GraphModule, int], None]
 ) -> None:
-    """Traces a function forward and backward as the compiler does, and calls `divided` with the graph of the forward
-    pass and the number of outputs.
-    """
+    """Traces a function as the compiler does, and calls `divided` with the forward graph and its number of outputs."""
     from torch._functorch.aot_autograd import aot_function
     from torch._functorch.partitioners import min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table

@@ -12,7 +12,7 @@ from dslc.dsl.remedy import Edit, Fix, Help, remedy, replace_text, set_field
 from dslc.dsl.source import Span
 from dslc.dsl.words import listed
 
-RESERVED = frozenset({"expert"})
+RESERVED = frozenset({"expert_tensor"})
 
 
 class FrameworkAliases(NamedTuple):

@@ -2,9 +2,10 @@
 
 Model: the ranks that hold the same part of the model (mesh.py) are a mesh of `replicas` x shards. Each parameter is a
 DTensor, and a rank keeps some of its rows (`Shard(0)`: equal pieces, the last ones shorter or empty); if the tensor
-axis has cut it before (tensor_parallel.py), some rows of its share. A unit is a module that the program names, or the
-root with the rest. One all-gather gathers its parameters before it runs, and one reduce-scatter sums its gradients, in
-16 bits if the job says so (rounded_sums.py). Under O2 a 16-bit copy is gathered, and gradients are summed in float32.
+axis has cut it before (tensor_parallel.py), some rows of its share. Experts that ranks share (expert_parallel.py) have
+a smaller mesh within the same unit. A unit is a module that the program names, or the root with the rest. One
+all-gather gathers its parameters before it runs, and one reduce-scatter sums its gradients, in 16 bits if the job says
+so (rounded_sums.py). Under O2 a 16-bit copy is gathered, and gradients are summed in float32.
 
 Contract: gradients are sums over the ranks, so that a loss needs no scale. `shard` takes a model on the meta device and
 leaves it there; `place` then fills in one value, and a rank keeps only its rows of it. Parameters are DTensors whenever
@@ -32,12 +33,12 @@ from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram
 from dslc.compiler.placement.axes import AXES
-from dslc.compiler.trace.private_torch import import_compiler, spec_of
+from dslc.compiler.trace.private_torch import compiler_settings, spec_of
 from dslc.compiler.trace.structures import Structure, tensors
 from dslc.runtime.model.errors import ModelError
 from dslc.runtime.model.initial_weights import part_of
 from dslc.runtime.model.meta_model import job_line
-from dslc.runtime.parallel import per_module_sharding
+from dslc.runtime.parallel import expert_parallel, per_module_sharding
 from dslc.runtime.parallel.engine import Engine, all_count, buffers_of_rank_0, do_nothing
 from dslc.runtime.parallel.mesh import Mesh, mesh_of
 from dslc.runtime.parallel.rounded_sums import round_sums
@@ -55,7 +56,7 @@ def preload() -> None:
     """Imports the modules that every rank will need, in the process from which ranks are forked."""
     import torch.distributed.fsdp  # noqa: F401
 
-    import_compiler()
+    compiler_settings()  # imports what sharding needs of the compiler
 
 
 def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequence[nn.Module] = ()) -> Engine:
@@ -81,7 +82,12 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequen
     mesh = axes.sharded(step.replicas, device)
     low = getattr(torch, job.precision.dtype) if job.precision.level == "O2" else None
     wide = torch.float32 if low is not None else None
-    common: dict[str, Any] = {"mesh": mesh, "offload_policy": offload.policy(job, device)}
+    placement = expert_parallel.placement(axes, step.replicas) if job.experts is not None else None
+    common: dict[str, Any] = {
+        "mesh": mesh,
+        "offload_policy": offload.policy(job, device),
+        "shard_placement_fn": placement,
+    }
     inner = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=wide)
 
     def shard_with_outputs(module: nn.Module, **settings: Any) -> None:
@@ -157,10 +163,11 @@ def _counts(axes: Mesh, mesh: DeviceMesh) -> Callable[[Tensor], bool]:
     """Returns a function: true of a gradient if this rank counts its rows, of all ranks that hold the same ones."""
     if axes.root is None:
         return all_count
-    first = mesh.ndim == 1 or mesh.get_local_rank("replicas") == 0
 
     def counts(parameter: Any) -> bool:
         names = parameter.device_mesh.mesh_dim_names
+        replicas = [name for name in names if name.endswith("replicas")]
+        first = all(parameter.device_mesh.get_local_rank(name) == 0 for name in replicas)
         shared = "tensor" in names and parameter.placements[names.index("tensor")].is_shard()
         return first and (shared or axes.leads)
 

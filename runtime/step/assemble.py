@@ -17,7 +17,7 @@ from dslc.runtime.exchange.compressed_adam import compressed
 from dslc.runtime.model import documents, initial_weights
 from dslc.runtime.model.losses import LossSum, loss_sum
 from dslc.runtime.model.meta_model import blank, build_model
-from dslc.runtime.parallel import context_parallel, ddp, fsdp, tensor_parallel
+from dslc.runtime.parallel import context_parallel, ddp, expert_parallel, fsdp, tensor_parallel
 from dslc.runtime.parallel.custom_optimizer import weights_in_place
 from dslc.runtime.parallel.engine import Engine, do_nothing
 from dslc.runtime.parallel.mesh import mesh_of, several_axes
@@ -201,6 +201,7 @@ def _apply(job: JobProgram, plain: nn.Module, device: torch.device) -> None:
     sample_draws.apply(job.draws, plain, mesh.coordinates, mesh.sizes, compiled=bool(job.compiled))
     tensor_parallel.apply(job, plain)  # before `forward` is replaced, and before each rank's share is cut into rows
     context_parallel.apply(job, plain)
+    expert_parallel.apply(job, plain)
     documents.apply(job.model.documents, plain)
     # Inside the gathering of parameters, which are then present when it runs again, and visible to the compiler. But
     # for modules that are recomputed whole and cut over a tensor axis, torch (2.13) would keep a mesh among the

@@ -65,6 +65,11 @@ def _read_axes(reader: KeyReader, section: str) -> None:
             reader.name(key, "`parallelism.schedule` names the order of micro-batches")
         else:
             reader.imply(key, "without a pipeline it has no effect")
+    experts = reader.whole_number(f"{section}.expert_parallel_degree")
+    if experts and experts > 1:
+        reader.put(f"{section}.expert_parallel_degree", "parallelism.expert", str(experts))
+    else:
+        reader.imply(f"{section}.expert_parallel_degree", "`parallelism.expert` is 1 by default")
     shards = reader.whole_number(f"{section}.data_parallel_shard_degree", least=-1)
     if shards == 0:
         reader.warn_refused(f"{section}.data_parallel_shard_degree", "-1, or the number of shards")

@@ -52,6 +52,16 @@ def holders(plan: PlanGraph) -> Holders:
     return Holders(ranks=plan.axis("data").size * context.size, stride=context.stride)
 
 
+def holders_of(plan: PlanGraph, group: Weights) -> Holders:
+    """Returns the ranks that hold copies or shares of a group's parameters: of experts, those at one place of the
+    expert axis.
+    """
+    everywhere = holders(plan)
+    if group.experts == 1:
+        return everywhere
+    return Holders(ranks=everywhere.ranks // group.experts, stride=plan.axis("data").stride * group.experts)
+
+
 def weights_by_stage(view: View) -> dict[int, dict[str, Weights]]:
     by_stage: dict[int, dict[str, Weights]] = {}
     for name, weights_of_group in view.plan.of_kind(Weights):
@@ -66,7 +76,6 @@ def weights(view: View) -> str:
     """Checks that weights are cut into equal shares, on ranks that exist, and have a gradient on all holders or none;
     and that each parameter of a stage is among them once.
     """
-    ranks = holders(view.plan).ranks
     of_stage = weights_by_stage(view)
     for name, stage in view.plan.of_kind(Stage):
         numbers_of_stage = sum(weights_of_group.numbers for weights_of_group in of_stage.get(stage.index, {}).values())
@@ -75,6 +84,7 @@ def weights(view: View) -> str:
     for name, group in view.plan.of_kind(Weights):
         if group.stage not in view.homes:
             return f"{name} are of stage {group.stage}, which does not exist"
+        ranks = holders_of(view.plan, group).ranks
         if group.numbers % group.shards or ranks % group.shards:
             return f"{name}: {group.numbers} numbers in {group.shards} shares on {ranks} ranks"
         if (group.dtype is not None) != (group.shards > 1) or (group.freed and group.shards == 1):
@@ -170,7 +180,7 @@ def _gather(view: View, name: str, action: Collective, mine: dict[str, Weights],
         return f"{name} gathers {min(in_memory & set(action.weights))} again"
     members = [mine[group_name] for group_name in action.weights]
     size = sum(group.sent_bytes for group in members)
-    groups = {(group.shards, view.plan.axis("context").stride) for group in members}
+    groups = {(group.shards, holders_of(view.plan, group).stride) for group in members}
     if (action.count, action.bytes) != (len(members), size) or {group.dtype for group in members} != {action.dtype}:
         return f"{name} gathers {action.count} weights of {action.bytes} bytes, and they are {len(members)} of {size}"
     return "" if groups == {action.group} else f"{name} is not among the ranks that have the shares"
@@ -284,8 +294,10 @@ class _Sums:
                 self._partial[group] = name
 
     def _sum(self, name: str, action: Collective) -> str:
-        covered = action.stride // self._holders.stride
-        if action.stride != covered * self._holders.stride or action.ranks < 2:
+        strides = {holders_of(self._view.plan, self._own[group]).stride for group in action.weights}
+        stride = min(strides, default=self._holders.stride)
+        covered = action.stride // stride
+        if len(strides) > 1 or action.stride != covered * stride or action.ranks < 2:
             return f"{name} is not among ranks that hold the same parameters"
         for group in action.weights:
             levels = self._over.get(group, {})
@@ -365,10 +377,10 @@ class _Sums:
                 f"{name} does not wait for the sum along the tensor axis of the gradients of {group} that "
                 f"{pass_name} made"
             )
-        ranks = self._holders.ranks
         for group, levels in self._over.items():
             if groups is not None and group not in groups:
                 continue
+            ranks = holders_of(self._view.plan, self._own[group]).ranks
             unfinished = {covered: pass_name for covered, pass_name in levels.items() if covered != ranks}
             if unfinished or not levels:
                 covered, pass_name = next(iter(unfinished.items()), (0, "no pass"))
@@ -453,7 +465,8 @@ def _required_sums(plan: PlanGraph) -> dict[Payload, tuple[bool, bool, Callable[
         return {}  # a size is unknown that a run needs: nothing says what it asks for
     data = plan.axis("data")
     shards = max((group.shards for _, group in plan.of_kind(Weights)), default=1)
-    spread = shards > 1 or any(plan.axis(name).size > 1 for name in ("pipeline", "context", "tensor"))
+    has_experts = plan.find(p.ExpertParallelStep) is not None
+    spread = shards > 1 or has_experts or any(plan.axis(name).size > 1 for name in ("pipeline", "context", "tensor"))
     spread = spread or gradients.kind == "local"  # each rank has a gradient of its own
     skips = precision.scaled or training.on_nonfinite == "skip"
     searches = gradients.search and data.size > 1
@@ -479,7 +492,7 @@ def _required_sums(plan: PlanGraph) -> dict[Payload, tuple[bool, bool, Callable[
 
     def of_gradients(action: Collective) -> bool:
         world = plan.axis("pipeline").size * plan.axis("pipeline").stride
-        has_one_copy = world == data.size  # then neighbours have one copy between them
+        has_one_copy = world == data.size and not has_experts  # then neighbours have one copy between them
         members = data.size if gradients.kind == "local" else shards
         group = (action.ranks, action.stride) == ((members, 1) if has_one_copy else (world, 1))
         return group and (action.dtype, action.count, action.bytes) == ("float32", 1, 4)

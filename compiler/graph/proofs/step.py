@@ -13,6 +13,7 @@ from dslc.compiler.graph.proofs.flow import holders
 from dslc.compiler.graph.proofs.view import Line, View
 from dslc.compiler.ir.actions import (
     ALWAYS,
+    ROUTED,
     Action,
     Backward,
     Cadence,
@@ -199,10 +200,10 @@ def _exchanges(action: Action, pieces: int) -> Iterator[tuple[Exchanged, int, in
 
 
 def groups(view: View) -> str:
-    """Returns the first collective of an axis that is not among the ranks along it. Three kinds may be among other
-    ranks: collectives of parameters and gradients are along two axes; collectives of a few numbers are among all ranks
-    with a part (flow.py); collectives of a loss that compares samples are among the ranks that have the samples
-    (losses.py).
+    """Returns the first collective of an axis that is not among the ranks along it. Four kinds may be among other
+    ranks: collectives of rows for experts (experts.py); collectives of parameters and gradients are along two axes;
+    collectives of a few numbers are among all ranks with a part (flow.py); collectives of a loss that compares samples
+    are among the ranks that have the samples (losses.py).
     """
     axes = {axis.name: (axis.size, axis.stride) for axis in view.plan.one(Devices).axes}
     axes["all"] = (view.plan.one(Devices).count, 1)
@@ -212,6 +213,8 @@ def groups(view: View) -> str:
             continue
         if action.is_message and action.axis == "pipeline":
             sound = action.group == (0, 0)
+        elif action.carries in ROUTED or action.carries is Payload.ROW_COUNTS:
+            continue  # experts.py
         elif action.carries is Payload.BUFFERS:
             sound = action.group == (all_holders.ranks, all_holders.stride)
         else:

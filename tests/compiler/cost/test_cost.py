@@ -219,7 +219,7 @@ def test_a_stage_has_gradients_from_its_first_backward_pass_on_and_shards_after_
     rank = RankStages(found.staging, 1, LayerSizes(found.staging))
     block, head = rank.stages
     parameters = [q for n in head.layers for q in rank.layers[n].parameters]
-    whole, shards = (4 * rank.numbers(parameters, parts) for parts in (1, 2))
+    whole, shards = (4 * rank.numbers(parameters, in_shards=in_shards) for in_shards in (False, True))
 
     def beside(stage: StageMemory, kind: str) -> set[int]:
         return {action.gradients for key, actions in stage.actions.items() if key[0] == kind for action in actions}

@@ -215,7 +215,7 @@ stand_in = SimpleNamespace()
 pt.put_in_place_of_compiler(stand_in)
 assert torch._dynamo is stand_in and pt.COMPILER not in sys.modules
 pt.take_away(stand_in)
-pt.import_compiler()
+pt.compiler_settings()
 assert pt.COMPILER in sys.modules
 settings = pt.compiler_settings()
 for name in ("recompile_limit", "accumulated_recompile_limit", "fail_on_recompile_limit_hit"):

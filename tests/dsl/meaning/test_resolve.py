@@ -172,7 +172,7 @@ def test_a_value_becomes_what_its_kind_says(path: str, text: str, value: Any) ->
         ("parallelism.schedule", "1f1", "E0120", "did you mean `1f1b`?"),
         ("parallelism.schedule", "f1b1", "E0120", "1f1b"),
         ("parallelism.schedule", "gpipe(2)", "E0121", "write `gpipe`"),
-        ("parallelism.zero", "expert", "E0108", "reserved"),
+        ("parallelism.zero", "expert_tensor", "E0108", "reserved"),
         ("memory.limit", "76gib", "E0123", "did you mean `GiB`?"),
         ("memory.limit", "76 Gib", "E0123", "did you mean `GiB`?"),
         ("memory.limit", "76", "E0124", "76GiB"),

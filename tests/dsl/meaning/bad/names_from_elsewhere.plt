@@ -24,5 +24,5 @@ wandb { #! E0106
 }
 
 parallelism {
-  expert = 2 #! E0108
+  expert_tensor = 2 #! E0108
 }

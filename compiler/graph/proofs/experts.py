@@ -1,0 +1,70 @@
+"""The proof of the expert axis: returns the reason why its proposition fails, or "".
+
+Neighbours along the data axis are in groups of the axis's size. The rank at place n of its group holds the n-th of
+equal parts of each layer's experts. So each expert is on one rank of each group, and a row finds it within the group.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from dslc.compiler.graph.proofs.view import Line, View
+from dslc.compiler.ir.actions import Action, Backward, Collective, Forward, InputBackward, Payload
+from dslc.compiler.ir.program import ExpertParallelStep
+from dslc.compiler.ir.records import Weights
+
+_FORWARD = (Payload.ROW_COUNTS, Payload.EXPERT_ROWS, Payload.EXPERT_RESULTS)
+_BACKWARD = (Payload.RESULT_GRADIENTS, Payload.ROW_GRADIENTS)
+
+
+def routed(view: View) -> str:
+    """Checks that each group of ranks holds each expert once, and that rows which a pass sends return: their counts are
+    agreed on, as many results come back, and so do their gradients.
+    """
+    step, data = view.plan.find(ExpertParallelStep), view.plan.axis("data")
+    of_experts = [group for _, group in view.plan.of_kind(Weights) if group.experts > 1]
+    if step is None:
+        travels = next((name for name, action in view.actions.items() if _is_routed(action)), "")
+        return f"{travels} sends rows to experts, and no axis shares these" if travels or of_experts else ""
+    if step.size < 2 or data.size % step.size or any(group.experts != step.size for group in of_experts):
+        return f"{step.size} ranks share experts, on a data axis of {data.size}"
+    for layer, experts in step.layers:
+        if experts % step.size:
+            return f"{experts} experts of {layer} are not in {step.size} equal parts"
+    for process, line in view.lines.items():
+        if reason := _returns(line, (step.size, data.stride)):
+            return f"process {process}: {reason}"
+    return ""
+
+
+def _is_routed(action: Action) -> bool:
+    return isinstance(action, Collective) and action.carries in (*_FORWARD, *_BACKWARD)
+
+
+def _returns(line: Line, group: tuple[int, int]) -> str:
+    """Checks the exchanges that follow each pass; a pass of a stage without experts has none."""
+    sent: Counter[Payload] = Counter()
+    counts: Counter[Payload] = Counter()
+    last: Action | None = None
+    for name, action in line:
+        if not isinstance(action, Collective):
+            if reason := _unreturned(sent, counts):
+                return f"before {name} {reason}"
+            sent, counts, last = Counter(), Counter(), action
+        elif _is_routed(action):
+            kinds = (Forward,) if action.carries in _FORWARD else (Backward, InputBackward)
+            if action.operation != "all_to_all" or action.group != group or not isinstance(last, kinds):
+                return f"{name} is among {action.ranks} ranks, {action.stride} apart, after {last}"
+            sent[action.carries] += action.bytes
+            counts[action.carries] += action.count
+    return _unreturned(sent, counts)
+
+
+def _unreturned(sent: Counter[Payload], counts: Counter[Payload]) -> str:
+    agreed, rows, results = _FORWARD
+    if not counts[agreed] == counts[rows] == counts[results] or sent[rows] != sent[results]:
+        return f"{counts[rows]} all-to-alls send {sent[rows]} bytes of rows, and {sent[results]} return"
+    of_results, of_rows = _BACKWARD
+    if counts[of_results] != counts[of_rows] or sent[of_results] != sent[of_rows]:
+        return f"{sent[of_results]} bytes of gradients go to experts, and {sent[of_rows]} return"
+    return ""

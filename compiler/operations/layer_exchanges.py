@@ -1,0 +1,70 @@
+"""The operations within layers. Along the context axis each rank gathers the keys and values of all positions; along
+the expert axis rows of tokens travel to the ranks that hold their experts, and the results travel back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from dslc.compiler.ir.actions import Payload
+from dslc.compiler.ir.nodes import LayerNode
+from dslc.compiler.ir.tensors import DTYPE_BYTES
+from dslc.compiler.model.pieces import gathers_by_layer
+from dslc.compiler.operations.coordinate import Coordinate
+from dslc.compiler.operations.moments import BACKWARD, FORWARD, StepOperation, operation
+from dslc.compiler.placement.sharding import low_dtype, recomputed
+
+
+def context_axis(place: Coordinate) -> Iterator[StepOperation]:
+    """Yields the gathers of keys and values, and the return of their gradients, for a rank's heads."""
+    layout = place.layout
+    again = set(recomputed(place.job, place.model))  # layers whose forward pass gathers again
+    low = low_dtype(place.job)
+    size = 2 * DTYPE_BYTES[low] * place.workload.microbatch
+    scattered, gathered = list[int](), list[int]()
+    own = gathers_by_layer(place.model)
+    for layer in place.layers:
+        for numbers, _ in own.get(layer.name, ()):
+            scattered.append(size // 2 * numbers)
+            gathered += [scattered[-1] // layout.sizes["context"]] * (1 + (layer.name in again))
+        for part in layer.parts:
+            if part.kind == "attention":
+                # Separate projections of keys and values may be narrower than the input.
+                keys = next((p.gives for p in layer.parts if p.name == f"{part.name}.k_proj"), part.takes)
+                scattered.append(size * prod(keys) // layout.sizes["tensor"])
+                gathered += [scattered[-1] // layout.sizes["context"]] * (1 + (layer.name in again))
+    group, times = place.along("context"), layout.microbatches
+    yield operation("all_gather", Payload.KEYS_AND_VALUES, group, FORWARD, gathered, dtype=low, times=times)
+    yield operation("reduce_scatter", Payload.KEY_VALUE_GRADIENTS, group, BACKWARD, scattered, dtype=low, times=times)
+
+
+def expert_axis(place: Coordinate) -> Iterator[StepOperation]:
+    """Yields the all-to-alls of each layer with experts: counts, rows and results, and the gradients of both. The bytes
+    are those of an even routing, where each expert gets as many rows; their number does not depend on the routing.
+    """
+    again = set(recomputed(place.job, place.model))  # layers whose forward pass sends again
+    low = low_dtype(place.job)
+    counts, rows, gradients = list[int](), list[int](), list[int]()
+    for layer in place.layers:
+        has_gradient = any(q.name in place.whole.with_gradients for q in layer.parameters)
+        for experts, numbers in expert_rows(layer):
+            size = DTYPE_BYTES[low] * place.workload.microbatch * numbers
+            passes = 1 + (layer.name in again and has_gradient)
+            counts += [8 * experts] * passes
+            rows += [size] * passes
+            gradients += [size] * has_gradient
+    group, times = place.experts, place.layout.microbatches
+    yield operation("all_to_all", Payload.ROW_COUNTS, group, FORWARD, counts, dtype="int64", times=times)
+    yield operation("all_to_all", Payload.EXPERT_ROWS, group, FORWARD, rows, dtype=low, times=times)
+    yield operation("all_to_all", Payload.EXPERT_RESULTS, group, FORWARD, rows, dtype=low, times=times)
+    for what in (Payload.RESULT_GRADIENTS, Payload.ROW_GRADIENTS):
+        yield operation("all_to_all", what, group, BACKWARD, gradients, dtype=low, times=times)
+
+
+def expert_rows(layer: LayerNode) -> Iterator[tuple[int, int]]:
+    """Yields, for each mixture in a layer, its experts and the numbers of one sample's rows."""
+    experts = {q.name.rpartition(".")[0]: q.experts for q in layer.parameters}
+    for part in layer.parts:
+        if part.kind == "experts":
+            yield experts[part.name], prod(part.takes)

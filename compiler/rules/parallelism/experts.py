@@ -1,0 +1,108 @@
+"""The demands of the expert axis on the data axis, the network and the other axes: E0450 to E0453."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import gcd
+
+from dslc.compiler.ir.nodes import ModelGraph, ParameterNode
+from dslc.compiler.placement.layout import Layout
+from dslc.dsl.diagnostics import Diagnostic, Note, division
+from dslc.dsl.language.exchanges import Allreduce
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.remedy import Help, remedy, remove_field, set_field
+from dslc.dsl.source import Span
+
+
+def fits_data_axis(job: JobSpec, layout: Layout, model: ModelGraph | None) -> bool:
+    """True if the data axis divides into the copies that the job keeps, and into groups that share the experts."""
+    data, experts = layout.sizes["data"], job.parallelism.expert
+    copies = 1 if job.parallelism.zero == 0 else job.parallelism.replicas
+    divides = data % job.parallelism.replicas == 0 and data % (experts * copies) == 0
+    return divides and all(each.experts % experts == 0 for each in _experts(model))
+
+
+def check_experts(job: JobSpec, layout: Layout, model: ModelGraph | None) -> Iterator[Diagnostic]:
+    """Checks an expert axis of several ranks."""
+    parallelism, span = job.parallelism, job.parallelism.value_span("expert")
+    yield from _check_data(job, layout, span)
+    yield from _check_network(job, model, span)
+    for field, reason, help in _excluded(job, layout):
+        yield Diagnostic(
+            "E0453",
+            f"an expert axis does not work with {reason}",
+            span,
+            notes=(Note(f"`parallelism.{field}` is set here", parallelism.value_span(field)),)
+            if parallelism.is_set(field)
+            else (),
+            help=help,
+        )
+
+
+def _check_data(job: JobSpec, layout: Layout, span: Span | None) -> Iterator[Diagnostic]:
+    parallelism, data = job.parallelism, layout.sizes["data"]
+    copies = 1 if parallelism.zero == 0 else parallelism.replicas
+    ranks = data // copies if data % copies == 0 else data
+    if ranks % parallelism.expert:
+        where = f"each of {copies} replicas has {ranks} ranks" if ranks != data else f"a data axis of {data}"
+        yield Diagnostic(
+            "E0450",
+            f"{parallelism.expert} ranks cannot share the experts: {where}, and the expert axis lies inside it",
+            span,
+            label=division(ranks, parallelism.expert),
+            help=remedy(set_field("parallelism.expert", gcd(ranks, parallelism.expert), "a divisor of them")),
+        )
+
+
+def _check_network(job: JobSpec, model: ModelGraph | None, span: Span | None) -> Iterator[Diagnostic]:
+    out = remove_field("parallelism.expert", "leave it out")
+    if job.model.has_user_network:
+        yield Diagnostic(
+            "E0451",
+            "only the experts of `moe` layers are shared, and a function makes this network",
+            span,
+            notes=(Note("the network", job.model.value_span("network")),),
+            help=remedy(out, ", or `llama(…, experts = moe(…))`"),
+        )
+        return
+    experts = _experts(model)
+    if model is not None and not experts:
+        yield Diagnostic(
+            "E0451",
+            "no layer of the network has experts to share",
+            span,
+            notes=(Note("the network", job.model.value_span("network")),),
+            help=remedy(out, ", or `moe` layers in the network"),
+        )
+    for parameter in experts:
+        if model is not None and parameter.experts % job.parallelism.expert:
+            layer = model.layer_of(parameter.name)
+            common = gcd(parameter.experts, job.parallelism.expert)
+            yield Diagnostic(
+                "E0452",
+                f"{parameter.experts} experts cannot be shared by {job.parallelism.expert} ranks",
+                span,
+                label=division(parameter.experts, job.parallelism.expert),
+                notes=(Note("the experts", layer.span if layer else None),),
+                help=remedy(set_field("parallelism.expert", common, "a divisor of the experts")),
+            )
+            return
+
+
+def _experts(model: ModelGraph | None) -> list[ParameterNode]:
+    """Returns the parameters that stack experts."""
+    return [q for layer in model.layers for q in layer.parameters if q.experts] if model is not None else []
+
+
+def _excluded(job: JobSpec, layout: Layout) -> Iterator[tuple[str, str, Help]]:
+    """Yields the fields that exclude an expert axis, the reason, and what to do."""
+    parallelism = job.parallelism
+    if layout.sizes["context"] > 1:
+        out = remove_field("parallelism.context")
+        yield "context", "a context axis: copies of experts would not be neighbours", remedy(out, ", or `expert`")
+    if layout.sizes["tensor"] > 1:
+        out = remove_field("parallelism.tensor")
+        yield "tensor", "a tensor axis, which cuts the same matrices", remedy(out, ", or `expert`")
+    if not isinstance(parallelism.gradients, Allreduce):
+        exact = set_field("parallelism.gradients", "allreduce()", "`allreduce()`")
+        yield "gradients", f"`{parallelism.gradients.word}`: other ranks sum the gradients of experts", remedy(exact)

@@ -1,0 +1,5 @@
+import "base/gpt.plt"
+
+parallelism {
+  expert = 2 #! E0451
+}
