@@ -309,7 +309,7 @@ def _explain(made: argparse.ArgumentParser) -> None:
 
 def _new(made: argparse.ArgumentParser) -> None:
     made.add_argument("name", metavar="NAME", nargs="?", help="the job's name: NAME.plt is written")
-    kinds = ("digits", "gpt", "python", "finetune", "lora", "chat")
+    kinds = ("digits", "gpt", "python", "finetune", "lora", "chat", "dpo")
     made.add_argument("--template", choices=kinds, default="digits", help="the kind of job")
     made.add_argument("--list", action="store_true", help="list the templates and examples with what each shows")
 

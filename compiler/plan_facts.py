@@ -25,6 +25,7 @@ from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.language.calls import Chat, PythonSource, parts_of
 from dslc.dsl.language.job import JobSpec, python_calls
 from dslc.dsl.language.layers import TransformersNetwork
+from dslc.dsl.language.preferences import Preferences, ReferencedLoss
 from dslc.dsl.language.registry import Call, fields
 from dslc.dsl.paths import ResolvedPath, portable, resolved
 from dslc.dsl.record import Record, record
@@ -94,6 +95,11 @@ def _files(job: JobSpec, source: SourceFacts) -> Iterator[tuple[str, ResolvedPat
             weights = files_of(path)
             for file in dict.fromkeys((weights.path, *weights.files)):
                 yield file, path if isinstance(path, ResolvedPath) else None
+    if isinstance(job.model.loss, ReferencedLoss) and isinstance(reference := job.model.loss.reference, ResolvedPath):
+        with contextlib.suppress(Unreadable):
+            weights = files_of(reference)
+            for file in dict.fromkeys((weights.path, *weights.files)):
+                yield file, reference
     for own in python_calls(job):
         yield from _module(own.function, job.folder)
     if isinstance(job.model.network, TransformersNetwork) and (
@@ -116,7 +122,7 @@ def _source_files(call: Call, source: SourceFacts) -> Iterator[tuple[str, Resolv
     for value in named:
         if isinstance(value, Call):
             yield from _source_files(value, SourceFacts())
-    for path in (*found, *paths) if isinstance(call, Chat) else found or paths:
+    for path in (*found, *paths) if isinstance(call, Chat | Preferences) else found or paths:
         yield path, path if isinstance(path, ResolvedPath) else next(iter(paths), None)
 
 

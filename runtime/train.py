@@ -49,6 +49,7 @@ from dslc.runtime.process import random_numbers
 from dslc.runtime.process.positions import Phase, position_number
 from dslc.runtime.process.records import Records, note
 from dslc.runtime.process.stop import RunControl
+from dslc.runtime.reference import add_reference
 from dslc.runtime.step import closure_step, custom_step, pipeline_step
 from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.step.stepper import UNSEEN, Between, StepCallbacks, StepResult, per_sample, stepper
@@ -135,6 +136,8 @@ class _TrainingRun:
             rate=self._rate_after,
             spikes=self._spikes,
         )
+        positions.enter_phase(Phase.REFERENCE)
+        add_reference(job, place, parts, splits, run_dir, partial(self._enter, Phase.REFERENCE))
         positions.enter_phase(Phase.RESUME)
         start = self._checkpoints.resume()
         if self._spikes is not None:

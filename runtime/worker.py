@@ -51,6 +51,7 @@ from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.lifetime import end_with
 from dslc.runtime.process.positions import Phase
 from dslc.runtime.process.records import note
+from dslc.runtime.reference import add_reference
 from dslc.runtime.step.assemble import TrainingComponents, assemble
 from dslc.runtime.step.rank_speeds import with_measured_shares
 from dslc.runtime.train import TrainingResult, train
@@ -116,6 +117,9 @@ def work(
             if job.is_training:
                 end = train(job, place, parts, splits, board, run_dir, positions)
             else:
+                if isinstance(job.mode, EvaluateMode):  # while the network has the weights of the start
+                    positions.enter_phase(Phase.REFERENCE)
+                    add_reference(job, place, parts, splits, run_dir)
                 tasks.work_off(job, place, parts, splits, run_dir)
                 end = TrainingResult(steps=0)
         if device.type == "cuda":

@@ -321,7 +321,7 @@ def _mode(ready: Ready) -> CalibrateMode:
     """Returns what the ranks of a job measure."""
     analysis = ready.compiled.analysis
     assert analysis.model is not None
-    share = analysis.workload.share // analysis.layout.microbatches
+    share = analysis.job.data.rows * analysis.workload.share // analysis.layout.microbatches
     world = analysis.layout.world_size
     groups = ["all"] if world > 1 else []
     groups += [str(ranks) for ranks in range(2, world) if world % ranks == 0 and world <= _SMALL_WORLD]

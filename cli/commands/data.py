@@ -448,7 +448,7 @@ def _conversation_lines(report: DataReport) -> list[str]:
 
 def _conversation_counts(report: DataReport) -> list[dict[str, int]]:
     steps = report.step.parts or (report.step,)
-    return [step.arguments["counts"] for step in steps if step.source == "chat"]
+    return [step.arguments["counts"] for step in steps if step.source in ("chat", "preferences")]
 
 
 def _time_text(report: DataReport, worst: PricedBatch) -> str:

@@ -17,6 +17,8 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.blocks import CheckpointSpec
 from dslc.dsl.language.calls import Pretrained
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.preferences import REFERENCES, ReferencedLoss
+from dslc.dsl.language.registry import Call
 from dslc.dsl.meaning.load import LoadResult
 from dslc.jobs.check_job import show
 from dslc.jobs.prepare_run import Ready, launch_quietly, prepare, show_failure
@@ -60,7 +62,7 @@ def _without_training(job: JobSpec) -> JobSpec:
     batch = max(each, job.data.batch // each * each)
     return replace(
         job,
-        model=replace(job.model, weights=_without_file(job.model.start)),
+        model=replace(job.model, weights=_needed_weights(job)),
         data=replace(job.data, batch=batch),
         train=replace(job.train, compile=False, on_spike=None),
         memory=replace(job.memory, limit=_UNLIMITED, recompute="none"),
@@ -70,8 +72,13 @@ def _without_training(job: JobSpec) -> JobSpec:
     )
 
 
-def _without_file(start: Pretrained | None) -> Pretrained | None:
-    """Returns how a checkpoint holds the weights, whose file is not read."""
+def _needed_weights(job: JobSpec) -> str | Call | None:
+    """Returns how a checkpoint holds the weights, whose file is read only where the start of the training is the
+    reference of the loss.
+    """
+    start, loss = job.model.start, job.model.loss
+    if isinstance(loss, ReferencedLoss) and loss.reference in REFERENCES:
+        return job.model.weights
     if start is None or start.quantize is None:
         return None
     return Pretrained(path="", quantize=start.quantize, span=start.span)

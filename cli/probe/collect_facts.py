@@ -13,6 +13,7 @@ from dslc.compiler.ir.facts import Facts, MachineFacts, SourceFacts
 from dslc.dsl.diagnostics import Diagnostic, Findings
 from dslc.dsl.language.calls import Chat, Datasets, Free, Mixture, Parquet, PictureSource
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.preferences import Preferences
 from dslc.dsl.language.registry import Call
 from dslc.probe.child import in_child
 from dslc.probe.gpus import choose_free, gpus_here
@@ -54,7 +55,7 @@ def _look_for_torchvision(job: JobSpec) -> Iterator[Diagnostic]:
 
 def _with_library_facts(call: Call, source: SourceFacts, context: int | None, *, fetch: bool) -> SourceFacts:
     """Returns the facts of a source, with the facts that only a library can tell."""
-    if isinstance(call, Chat) and not source.missing and source.input is not None:
+    if isinstance(call, Chat | Preferences) and not source.missing and source.input is not None:
         return _read_conversations(call, source, context)
     if isinstance(call, Parquet | Datasets) and not source.missing:
         return _open_table(call, fetch=fetch)
@@ -87,7 +88,7 @@ def _open_table(call: Parquet | Datasets, *, fetch: bool) -> SourceFacts:
     )
 
 
-def _read_conversations(call: Chat, source: SourceFacts, context: int | None) -> SourceFacts:
+def _read_conversations(call: Chat | Preferences, source: SourceFacts, context: int | None) -> SourceFacts:
     """Returns the facts of conversations, from the cache if they are there. Else a child makes them tokens, so that
     `transformers` is not loaded here.
     """
@@ -123,6 +124,8 @@ def _read_conversations(call: Chat, source: SourceFacts, context: int | None) ->
             code="E0311",
         )
     facts = cast("dict[str, Any]", answer["made"])
+    if isinstance(call, Preferences) and facts.get("argument") == "conversations":
+        facts["argument"] = "pairs"
     if "missing" in facts:
         return replace(source, **facts)
     facts["found"] |= source.found

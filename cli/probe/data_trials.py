@@ -17,9 +17,9 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.model.job_steps import locate_paths
 from dslc.compiler.rules.data.images import picture_step
 from dslc.dsl.diagnostics import Diagnostic, Findings
+from dslc.dsl.language.blocks import ByLength, PythonNumbers, Weighted
 from dslc.dsl.language.calls import PictureSource, PythonSource, PythonTransform
 from dslc.dsl.language.registry import Call
-from dslc.dsl.language.samplers import ByLength, PythonNumbers, Weighted
 from dslc.dsl.words import plural
 from dslc.probe.child import Json, in_child
 from dslc.probe.trial import Trial

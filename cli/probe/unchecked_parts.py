@@ -15,6 +15,7 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Diagnostic, Note
+from dslc.dsl.language.blocks import PythonNumbers
 from dslc.dsl.language.calls import PythonLoss, PythonSource, parts_of
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
@@ -22,7 +23,6 @@ from dslc.dsl.language.loggers import PythonLogger
 from dslc.dsl.language.lr_schedules import PythonSchedule
 from dslc.dsl.language.metrics import PythonMetric
 from dslc.dsl.language.optimizers import PythonOptimizer
-from dslc.dsl.language.samplers import PythonNumbers
 
 TRIED = 10**7  # numbers of a sample with which a user's loss is tried, at most
 

@@ -63,6 +63,7 @@ from dslc.compiler.placement.sharding import (
 from dslc.compiler.placement.staging import Staging
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.optimizers import PythonOptimizer
+from dslc.dsl.language.preferences import PreferenceLoss
 from dslc.dsl.record import Record, record
 
 NEVER = -(1 << 62)  # bytes beside an action that the rank does not have
@@ -149,7 +150,7 @@ class _Account:
     def _multiplies(self) -> bool:
         """True if the rank computes products by cuBLAS, or runs a loss, step, optimizer or exchange that may."""
         job, exchange = self._job, self._sharding.exchange
-        plain = isinstance(job.model.loss, c.CrossEntropy | c.MSE | c.L1 | c.BCE)
+        plain = isinstance(job.model.loss, c.CrossEntropy | c.MSE | c.L1 | c.BCE | PreferenceLoss)
         return (
             any(layer.multiplies for layer in self._layers)
             or (self._rank.has_loss and not plain)

@@ -36,8 +36,9 @@ class RankCost(Record):
     def memory_of_share(self, samples: int) -> MemoryNode:
         """Returns the memory of ranks that take fewer samples of a batch than the largest share has."""
         staging = self.staging
+        rows = staging.job.data.rows
         microbatch = largest(samples, staging.layout.microbatches)
-        workload = replace(staging.workload, share=samples, microbatch=microbatch)
+        workload = replace(staging.workload, share=rows * samples, microbatch=rows * microbatch)
         smaller = replace(staging, workload=workload)
         return account(smaller, self.pipeline, LayerSizes(smaller))
 

@@ -185,7 +185,7 @@ def _estimate(
     samples = times.data(staging.workload.expected_share)
     step_time = passes + ends[last_rank].exposed + ends[last_rank].update + samples + times.rest
     busiest = max(range(len(costs)), key=lambda p: arithmetic[p] + inside[p])
-    flops = job.data.batch * sum(layer.forward_flops + layer.backward_flops for layer in staging.model.layers)
+    flops = staging.workload.batch * sum(layer.forward_flops + layer.backward_flops for layer in staging.model.layers)
     peak = layout.hardware.flops(peak_precision(job))
     return StepEstimate(
         step_time=step_time,

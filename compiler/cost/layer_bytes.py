@@ -19,6 +19,7 @@ from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.placement.sharding import autocasts, compiles_loss, low_copy, low_precision, recomputed
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.preferences import PreferenceLoss
 from dslc.dsl.record import Record, record
 
 
@@ -260,7 +261,7 @@ def loss_bytes(job: JobSpec, model: ModelGraph) -> tuple[int, int, int]:
     wide = 4 * numbers if low else 0  # the output again, in float32
     if model.shared_output and model.shared_output != model.output.shape:
         return output + wide + 8 * numbers, 4 * numbers, 4 * numbers + 12 * numbers
-    if isinstance(job.model.loss, c.CrossEntropy | c.PythonLoss):
+    if isinstance(job.model.loss, c.CrossEntropy | c.PythonLoss | PreferenceLoss):
         return output + wide + 4 * numbers, 4 * numbers, 4 * numbers + 8 * numbers
     return output + wide + 4 * numbers, wide or output, (wide or output) + 4 * numbers + (output if low else 0)
 
@@ -269,5 +270,5 @@ def loss_kept_bytes(job: JobSpec, model: ModelGraph) -> int:
     """Returns the bytes that the loss of one sample keeps for its backward pass beside the model's output."""
     if compiles_loss(job, cut=bool(model.shared)):
         return 0
-    keeps = low_precision(job) or isinstance(job.model.loss, c.CrossEntropy | c.PythonLoss)
+    keeps = low_precision(job) or isinstance(job.model.loss, c.CrossEntropy | c.PythonLoss | PreferenceLoss)
     return 4 * prod(model.shared_output or model.output.shape) if keeps else 0

@@ -7,8 +7,8 @@ Contract: the standard library alone, a few milliseconds, no exception for files
 `missing`, `help` and `code`. The runtime counts again when it opens the source and refuses a different number.
 
 Limits: `stdlib` depends on the version of Python. The number of classes in arrays is not known. `dslc.probe` opens
-sources that need a library or the user's code, `parquet(…)`, `datasets(…)`, `chat(…)` and `python(…)`, in a child
-process.
+sources that need a library or the user's code, `parquet(…)`, `datasets(…)`, `chat(…)`, `preferences(…)` and
+`python(…)`, in a child process.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.preferences import Preferences
 from dslc.dsl.language.registry import Call, fields
 from dslc.dsl.remedy import remedy, remove_argument
 
@@ -101,7 +102,7 @@ def source_key(source: Call) -> tuple[str, dict[str, Any]]:
     if isinstance(source, c.PythonSource | c.Mixture):
         return source.word, {}
     arguments = {f.name: getattr(source, f.name) for f in fields(type(source)) if f.name not in PREPARATION}
-    if isinstance(source, c.Chat):
+    if isinstance(source, c.Chat | Preferences):
         return source.word, _chat_arguments(source, arguments)
     if isinstance(source, c.Synthetic):
         arguments["classes"] = _classes(source)
@@ -165,7 +166,7 @@ def _datasets(source: c.Datasets, context: int | None) -> SourceFacts:
     return SourceFacts()
 
 
-def _chat(source: c.Chat, context: int | None) -> SourceFacts:
+def _chat(source: c.Chat | Preferences, context: int | None) -> SourceFacts:
     """Returns the facts that need no tokenizer."""
     tokens = None if context is None else TensorFact(shape=(context,), dtype="int64")
     facts = SourceFacts(input=tokens, target=tokens)
@@ -180,9 +181,12 @@ def _chat(source: c.Chat, context: int | None) -> SourceFacts:
     return replace(facts, found={"files": tuple(files)})
 
 
-def _chat_arguments(source: c.Chat, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of `chat`, and of its data set beside them."""
-    chosen = {name: value for name, value in arguments.items() if name not in ("conversations", "max_length")}
+def _chat_arguments(source: c.Chat | Preferences, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of `chat` or `preferences`, and of its data set beside them."""
+    apart = ("conversations", "pairs", "max_length")
+    chosen = {name: value for name, value in arguments.items() if name not in apart}
+    if isinstance(source, Preferences):
+        chosen |= {"train_on": "answers", "pack": None}
     chosen["template"] = None if source.template == "default" else source.template
     if isinstance(source.conversations, Call):
         return source_key(source.conversations)[1] | chosen
@@ -275,6 +279,7 @@ _FACTS: dict[type[Call], Callable[[Any, int | None], SourceFacts]] = {
     c.Synthetic: _synthetic,
     c.Datasets: _datasets,
     c.Chat: _chat,
+    Preferences: _chat,
     c.Tokens: sources_files.tokens,
     c.Images: sources_files.images,
     c.MNIST: sources_files.mnist,

@@ -145,7 +145,7 @@ def _stages(analysis: Analysis) -> tuple[records.Network | None, Sequence[record
     if model is None or pipeline is None:
         return None, (), ()
     moved = "activations" in offloaded(analysis.job, analysis.layout)
-    samples = 0 if moved else analysis.workload.microbatch / analysis.layout.sizes["context"]
+    samples = 0 if moved else analysis.job.data.rows * analysis.workload.microbatch / analysis.layout.sizes["context"]
     kept_by_layer = kept_bytes(analysis.job, model, model.of_a_rank)
     stages = []
     for index, layers in enumerate(pipeline.stages):

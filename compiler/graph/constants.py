@@ -57,6 +57,7 @@ from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.language.loggers import PythonLogger, TensorBoardLogger
 from dslc.dsl.language.lr_schedules import LinearScale, Plateau, PythonSchedule, Schedule, SqrtScale
 from dslc.dsl.language.optimizers import Group, PythonOptimizer
+from dslc.dsl.language.preferences import REFERENCES, ReferencedLoss
 from dslc.dsl.language.registry import Call, Quantity
 from dslc.dsl.paths import ResolvedPath, portable
 from dslc.dsl.source import short_line
@@ -80,7 +81,8 @@ def constants(analysis: Analysis) -> Iterator[tuple[str, NodeRecord]]:
     head = analysis.staging.chunked_head if analysis.staging is not None else None
     if head is not None:
         loss, compiled = replace(loss, head=head.module, chunks=head.chunks), False
-    yield "loss", replace(loss, together=together, compiled=compiled)
+    reference = _reference(job)
+    yield "loss", replace(loss, together=together, compiled=compiled, reference=reference)
     yield "data", data_step(analysis)
     yield "optimizer", optimizer_step(analysis)
     yield "learning rate", _learning_rate(analysis)
@@ -273,6 +275,18 @@ def _weights(job: JobSpec, start: c.Pretrained) -> p.WeightsStep:
     )
 
 
+def _reference(job: JobSpec) -> p.ReferenceStep | None:
+    """Returns the step of the reference model of a loss of pairs."""
+    loss = job.model.loss
+    if not isinstance(loss, ReferencedLoss):
+        return None
+    line = short_line(loss.value_span("reference"))
+    if loss.reference in REFERENCES:
+        return p.ReferenceStep(kind=loss.reference, line=line)  # type: ignore[arg-type]
+    weights = _weights(job, c.Pretrained(path=loss.reference))
+    return p.ReferenceStep(kind="weights", files=weights.files, path=weights.path, line=line)
+
+
 def data_step(analysis: Analysis) -> p.DataStep:
     """Returns the step of the samples, whose numbers must be known."""
     job, workload = analysis.job, analysis.workload
@@ -297,7 +311,7 @@ def _source_step(analysis: Analysis, source: Call, facts: SourceFacts, load: Par
     assert load.train is not None
     name, arguments = source_key(source)
     context = context_of(job)
-    if name in ("stdlib", "text", "tokens", "chat") or (name == "synthetic" and arguments.get("vocab")):
+    if name in ("stdlib", "text", "tokens", "chat", "preferences") or (name == "synthetic" and arguments.get("vocab")):
         arguments = arguments | {"context": context}
     named = {name: value for name, value in arguments.items() if _origin(value)}
     found = dict(facts.found)

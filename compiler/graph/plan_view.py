@@ -89,6 +89,7 @@ def _shards(plan: PlanGraph) -> int:
 
 def _stages(plan: PlanGraph, network: records.Network) -> tuple[StageNode, ...]:
     placed, microbatch = plan.related(records.PlacementEdge), _microbatch(plan)
+    microbatch *= next((loss.rows for _, loss in plan.of_kind(p.LossStep)), 1)
     stages = []
     for name, stage in plan.of_kind(records.Stage):
         layers = network.layers[stage.first : stage.last + 1]

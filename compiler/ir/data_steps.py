@@ -70,7 +70,8 @@ class DataStep(Record):
     micro-batches whose sizes differ by at most one.
     """
 
-    # digits, stdlib, text, tokens, chat, images, mnist, cifar10, arrays, parquet, datasets, synthetic, python, mixture
+    # digits, stdlib, text, tokens, chat, preferences, images, mnist, cifar10, arrays, parquet, datasets, synthetic,
+    # python, mixture
     source: str
     arguments: Arguments = field(default_factory=dict)
     paths: tuple[str, ...] = ()  # the arguments that are paths, or several

@@ -24,10 +24,12 @@ from dslc.compiler.ir.steps import (
     ExpertParallelStep,
     GenerateStep,
     InitStep,
+    LossStep,
     ModuleStep,
     PrecisionStep,
     PythonFunction,
     RecomputeStep,
+    ReferenceStep,
     SpikeStep,
     StepPhases,
     StreamStep,
@@ -45,11 +47,13 @@ __all__ = [  # names defined elsewhere
     "ExpertParallelStep",
     "GenerateStep",
     "InitStep",
+    "LossStep",
     "ModuleStep",
     "PictureStep",
     "PrecisionStep",
     "PythonFunction",
     "RecomputeStep",
+    "ReferenceStep",
     "SamplerStep",
     "SpikeStep",
     "StepPhases",
@@ -135,27 +139,6 @@ class ModelStep(Record):
     documents: int | None = None  # the token that ends a document, within which attention and positions stay
     adapter: AdapterStep | None = None
     quantized: tuple[QuantizedWeight, ...] = ()  # frozen weights that are kept in 4 or 8 bits
-
-
-@record
-class LossStep(Record):
-    """The loss, as a sum over samples or tokens; the runtime divides it by the global count.
-
-    `counts` is the unit: `samples`; `tokens`; `kept`, the tokens that are not `ignore`; `own`, what the loss counts.
-    The ranks must sum `kept` before the first backward, and `own` after the last. The kind `own` is the model's own
-    loss. A loss that compares samples is over `together` data ranks. The dense layer `head` runs it in `chunks`.
-    """
-
-    kind: Literal["cross_entropy", "mse", "l1", "bce", "contrastive", "python", "own"]
-    arguments: Arguments = field(default_factory=dict)
-    counts: Literal["samples", "tokens", "kept", "own"] = "samples"
-    ignore: int | None = None
-    python: PythonFunction | None = None
-    line: str = ""
-    together: int = 0
-    compiled: bool = False
-    head: str = ""
-    chunks: int = 1
 
 
 @record
@@ -245,7 +228,9 @@ class MetricStep(Record):
     library, made with `arguments`, or what `python` returns.
     """
 
-    kind: Literal["loss", "accuracy", "top_k", "perplexity", "mse", "torchmetrics", "python"]
+    kind: Literal[
+        "loss", "accuracy", "top_k", "perplexity", "mse", "reward_margin", "reward_accuracy", "torchmetrics", "python",
+    ]  # fmt: skip
     name: str  # its key in metrics.jsonl: "top_5"
     k: int = 1
     torchmetrics: str = ""

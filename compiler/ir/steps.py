@@ -46,6 +46,49 @@ class ModuleStep(Record):
             yield from child.walk()
 
 
+PREFERENCES = ("dpo", "ipo", "orpo", "simpo")  # losses of pairs
+
+
+@record
+class LossStep(Record):
+    """The loss, as a sum over samples or tokens; the runtime divides it by the global count.
+
+    `counts` is the unit: `samples`; `tokens`; `kept`, the tokens that are not `ignore`; `own`, what the loss counts.
+    The ranks must sum `kept` before the first backward, and `own` after the last. The kind `own` is the model's own
+    loss. A loss that compares samples is over `together` data ranks. The dense layer `head` runs it in `chunks`. A loss
+    of pairs has two rows for each sample, the chosen answer and the rejected one, and may have a `reference`.
+    """
+
+    kind: Literal["cross_entropy", "mse", "l1", "bce", "contrastive", "python", "own", "dpo", "ipo", "orpo", "simpo"]
+    arguments: Arguments = field(default_factory=dict)
+    counts: Literal["samples", "tokens", "kept", "own"] = "samples"
+    ignore: int | None = None
+    python: PythonFunction | None = None
+    line: str = ""
+    together: int = 0
+    compiled: bool = False
+    head: str = ""
+    chunks: int = 1
+    reference: ReferenceStep | None = None
+
+    @property
+    def rows(self) -> int:
+        """The rows of a batch that one sample takes."""
+        return 2 if self.kind in PREFERENCES else 1
+
+
+@record
+class ReferenceStep(Record):
+    """The model whose log-probabilities of each row are computed before the first step: the start of the training, the
+    network with its adapters off, or the weights in `files`.
+    """
+
+    kind: Literal["initial", "adapter_off", "weights"]
+    files: tuple[str, ...] = ()
+    path: str = ""  # as messages name them all
+    line: str = ""
+
+
 @record
 class InitStep(Record):
     """The initial value of one parameter: `uniform` in [a, b), `normal` with mean a and deviation b, `constant` a.

@@ -21,10 +21,11 @@ from dslc.compiler.placement.sharding import low_copy, low_dtype
 from dslc.compiler.placement.workload import ignored, loss_divisor
 from dslc.dsl.language import calls as c
 from dslc.dsl.language import metrics as m
+from dslc.dsl.language.blocks import PythonNumbers
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
+from dslc.dsl.language.preferences import PreferenceLoss, SimPO
 from dslc.dsl.language.registry import Call, fields
-from dslc.dsl.language.samplers import PythonNumbers
 from dslc.dsl.paths import is_path, portable, resolved
 from dslc.dsl.record import Record, record
 from dslc.dsl.source import short_line
@@ -76,7 +77,7 @@ def locate_paths(step: Step, folder: str) -> Step:
             changed = {"folder": resolved(step.folder, folder)}
         case p.GenerateStep():
             changed = {name: resolved(getattr(step, name), folder) for name in ("tokenizer", "template")}
-        case p.WeightsStep():
+        case p.WeightsStep() | p.ReferenceStep(kind="weights"):
             files = tuple(resolved(file, folder) for file in step.files)
             changed = {"path": resolved(step.path, folder), "files": files}
         case p.CheckpointStep():  # what a run writes starts in the current folder
@@ -172,6 +173,8 @@ def loss_step(job: JobSpec, source: SourceFacts, output: TensorFact | None = Non
 def _loss_arguments(job: JobSpec, loss: Call) -> dict[str, Any]:
     if isinstance(loss, c.CrossEntropy):
         return {"label_smoothing": loss.label_smoothing}
+    if isinstance(loss, PreferenceLoss):
+        return {"beta": loss.beta} | ({"gamma": loss.gamma} if isinstance(loss, SimPO) else {})
     if isinstance(loss, c.Contrastive):
         return {"temperature": loss.temperature}
     network = job.model.network

@@ -17,6 +17,7 @@ from dslc.compiler.model.value import Value, say
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.blocks import ModelSpec
+from dslc.dsl.language.preferences import PreferenceLoss
 from dslc.dsl.language.registry import Call
 from dslc.dsl.remedy import Edit, either_field, remedy, replace_text, set_field
 from dslc.dsl.source import Span
@@ -30,7 +31,7 @@ def check_output(
     span, target = _network_span(model, last_layer), source.target
     if isinstance(model.loss, c.Contrastive):
         yield from _check_embeddings(model, span, output, source)
-    elif isinstance(model.loss, c.CrossEntropy):
+    elif isinstance(model.loss, c.CrossEntropy | PreferenceLoss):
         yield from _check_classes(model, span, output, source, suspects)
     elif isinstance(model.loss, c.MSE | c.L1 | c.BCE) and target is not None:
         if isinstance(model.loss, c.BCE) and source.classes is not None and source.classes > 2:
@@ -98,7 +99,7 @@ def _check_classes(
     if target is not None and target.dtype.startswith(("float", "bfloat")):
         yield Diagnostic(
             "E0215",
-            "`cross_entropy` needs classes as targets, and the data's are real numbers",
+            f"`{model.loss.word}` needs classes as targets, and the data's are real numbers",
             model.loss.span or model.value_span("loss"),
             help=_of_numbers(output, target),
         )
@@ -108,9 +109,10 @@ def _check_classes(
         shape_text = "(classes)"
         if target is not None:
             shape_text = f"({', '.join([*map(str, target.shape), str(source.classes or source.vocab or 'classes')])})"
+        what = "row" if isinstance(model.loss, PreferenceLoss) else "sample"
         yield Diagnostic(
             "E0215",
-            f"`cross_entropy` needs {shape_text} for each sample, and {output} comes out",
+            f"`{model.loss.word}` needs {shape_text} for each {what}, and {output} comes out",
             span,
             notes=(_of_loss(model), *suspects),
             help=_advice((*output.shape[:-1],), target.shape if target is not None else ()),

@@ -23,6 +23,7 @@ from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.shares import largest
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.preferences import PreferenceLoss
 from dslc.dsl.language.registry import AUTO, Call
 from dslc.dsl.record import Record, record
 
@@ -67,7 +68,7 @@ def makes_outputs_ahead(job: JobSpec, layout: Layout) -> bool:
 def wants_chunks(job: JobSpec) -> bool:
     """True if the job asks for a loss in chunks."""
     loss = job.model.loss
-    return isinstance(loss, c.CrossEntropy) and loss.chunks != 1
+    return isinstance(loss, c.CrossEntropy | PreferenceLoss) and loss.chunks != 1
 
 
 def head_of(model: ModelGraph) -> LayerNode | None:
@@ -80,11 +81,11 @@ def head_of(model: ModelGraph) -> LayerNode | None:
 
 
 def chunked_head(job: JobSpec, layout: Layout, microbatch: int, model: ModelGraph) -> HeadChunks | None:
-    """Returns the head of a loss in chunks; None for a loss of whole logits. `microbatch` are the most samples."""
+    """Returns the head of a loss in chunks; None for a loss of whole logits. `microbatch` are the most rows."""
     head = head_of(model) if wants_chunks(job) else None
     if head is None:
         return None
-    assert isinstance(job.model.loss, c.CrossEntropy)
+    assert isinstance(job.model.loss, c.CrossEntropy | PreferenceLoss)
     tokens = microbatch * prod(model.output.shape[:-1]) // layout.sizes["context"]
     chunks = job.model.loss.chunks
     if chunks == AUTO:

@@ -19,13 +19,15 @@ from dslc.compiler.placement.shares import deal, largest
 from dslc.compiler.placement.streams import stream_of
 from dslc.dsl.diagnostics import Diagnostic, Findings, judge, passes
 from dslc.dsl.language import calls as c
+from dslc.dsl.language.blocks import Balanced, Weighted
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.preferences import PreferenceLoss
 from dslc.dsl.language.registry import Quantity
-from dslc.dsl.language.samplers import Balanced, Weighted
 from dslc.dsl.record import Record, record
 from dslc.dsl.remedy import remedy, remove_field
 from dslc.dsl.words import plural
 
+NO_TARGET = -100  # of tokens that a loss of pairs does not count
 MOST_EQUAL_SHARES = 2  # that a rank may take when shares are measured: memory is planned for as many
 Counts = Literal["samples", "tokens", "kept", "own"]  # see `LossStep`
 # Sources whose targets are known to be classes from 0 up.
@@ -81,6 +83,15 @@ class Workload(Record):
     def expected_share(self) -> float:
         """The samples of the rank that a step waits for: the mean, where shares follow the speeds of the ranks."""
         return self.batch / len(self.shares) if self.measured else self.share
+
+    def in_rows(self, rows: int) -> Workload:
+        """Returns the work of a rank in rows of a batch, of which each sample takes so many."""
+        if rows == 1:
+            return self
+        shares = tuple(rows * share for share in self.shares)
+        return replace(
+            self, batch=rows * self.batch, share=rows * self.share, shares=shares, microbatch=rows * self.microbatch
+        )
 
     @property
     def last_trained(self) -> int | None:
@@ -199,6 +210,8 @@ def ignored(job: JobSpec, source: SourceFacts) -> int | None:
     match job.model.loss:
         case c.CrossEntropy(ignore=target):
             return target
+        case PreferenceLoss():
+            return NO_TARGET
         case c.PythonLoss(ignore=target, over=None):
             takes_all = source.structures is not None or (source.target is not None and source.target.dtype == "int64")
             return target if takes_all else None
@@ -219,7 +232,7 @@ def loss_divisor(job: JobSpec, source: SourceFacts) -> Counts:
     The ranks must sum in each step how many targets are kept, unless all are classes from 0 up and none of these is
     ignored: then their count is arithmetic.
     """
-    if compares(job.model.loss):
+    if compares(job.model.loss) or isinstance(job.model.loss, PreferenceLoss):
         return "samples"
     library = not isinstance(job.model.loss, c.NetworkLoss | c.PythonLoss)
     if source.loss_counts or (not library and (isinstance(job.model.loss, c.NetworkLoss) or source.structures)):

@@ -84,7 +84,7 @@ def _analysis(known: KnownFacts, reuse: Reuse) -> Findings[Analysis | None]:
         staging = Staging(
             job=job,
             layout=layout,
-            workload=workload,
+            workload=workload.in_rows(job.data.rows),
             model=model,
             cuts=cuts,
             stages=pipeline.stages,

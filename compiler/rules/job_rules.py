@@ -26,6 +26,7 @@ from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import BatchNorm, PythonNetwork
 from dslc.dsl.language.no_effect_warnings import changed, no_effect
+from dslc.dsl.language.preferences import Preferences
 from dslc.dsl.language.registry import Quantity, fields
 from dslc.dsl.plain import plain
 from dslc.dsl.remedy import Edit, Fix, remedy, remove_argument, remove_field, set_argument, set_field
@@ -38,7 +39,7 @@ from dslc.dsl.words import plural
 def check_sequence_length(job: JobSpec) -> Iterator[Diagnostic]:
     network = job.model.network
     for source in c.parts_of(job.data.source):
-        if not isinstance(source, c.Stdlib | c.Text | c.Tokens | c.Chat) or source.context is not None:
+        if not isinstance(source, c.Stdlib | c.Text | c.Tokens | c.Chat | Preferences) or source.context is not None:
             continue
         if hasattr(network, "context"):
             return

@@ -28,6 +28,7 @@ from dslc.compiler.rules.model.chunked_loss import check_chunks
 from dslc.compiler.rules.model.cross_sample_losses import check_loss_axes, check_whole_loss
 from dslc.compiler.rules.model.float8 import check_float8
 from dslc.compiler.rules.model.forward_passes import check_forward_passes
+from dslc.compiler.rules.model.preferences import check_preferences
 from dslc.compiler.rules.model.quantization import check_quantization
 from dslc.compiler.rules.model.weights import check_weights
 from dslc.compiler.rules.parallelism.exchange import check_exchange
@@ -99,6 +100,7 @@ JOB: Rules = (
     (lambda k: check_structures(k.job, k.source, k.facts.model), ()),
     (lambda k: check_own_step(k.job), ()),
     (lambda k: check_whole_loss(k.job, k.source, k.facts.model), ()),
+    (lambda k: check_preferences(k.job, k.layout), ()),
     (lambda k: check_chunks(k.job, k.source, k.layout, k.workload, k.model), ()),
     (lambda k: job_rules.check_sequence_length(k.job), ()),
     (lambda k: job_rules.check_length(k.job, k.layout, k.workload), ()),

@@ -441,4 +441,6 @@ def rate_text(plan: PlanView) -> str:
     fact = plan.layers[0].input if plan.layers else None
     tokens = fact is not None and fact.dtype == "int64" and len(fact.shape) == 1
     tokens_per_sample = fact.shape[0] if fact is not None and tokens else 1
-    return f"{count_text(plan.data.batch * tokens_per_sample / plan.step_time)} {'tokens' if tokens else 'samples'}/s"
+    rows = 2 if plan.data.source == "preferences" else 1
+    numbers = plan.data.batch * rows * tokens_per_sample
+    return f"{count_text(numbers / plan.step_time)} {'tokens' if tokens else 'samples'}/s"

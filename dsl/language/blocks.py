@@ -1,4 +1,4 @@
-"""The blocks of a job and their fields."""
+"""The blocks of a job and their fields, and the orders of the samples."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dslc.dsl.language.loggers import LibraryLogger, PythonLogger
 from dslc.dsl.language.lr_schedules import Constant
 from dslc.dsl.language.metrics import LossMetric
 from dslc.dsl.language.optimizers import Group, Optimizer
+from dslc.dsl.language.preferences import Preferences
 from dslc.dsl.language.registry import (
     Block,
     Bool,
@@ -35,13 +36,58 @@ from dslc.dsl.language.registry import (
     measure,
     word,
 )
-from dslc.dsl.language.samplers import Balanced, ByLength, Weighted
 from dslc.dsl.source import Span
 
 _COUNT = Int(min=1)
 PROMPTS = 256  # the most of a job
 _PATTERNS = c.PATTERN_LIST
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "zero_bubble", "zbv", "dualpipev")
+
+_SAMPLES = "how many an epoch has"
+_SHOWN = "as many as the data has"
+
+
+@call("numbers", "python", open=True)
+class PythonNumbers(c.PythonCall):
+    """`f()` of yours, which gives one number for each sample; for `by_length` `f(sample)`, which gives its length."""
+
+
+@call("sampler")
+class Weighted(Call):
+    """Samples are drawn by weights, as torch's `WeightedRandomSampler` draws them. Of a data set that brings no
+    validation set of its own there is a weight for each sample, held out or not.
+    """
+
+    weights: str | PythonNumbers = arg(
+        either(Path("read"), calls("numbers")),
+        'a weight for each sample: a `.npy` file, or `python("module:function")`; they need not sum to 1',
+    )
+    samples: int | None = arg(_COUNT, _SAMPLES, default=None, shown=_SHOWN)
+    replacement: bool = arg(Bool(), "a sample may be drawn again in the same epoch", default=True)
+
+
+@call("sampler")
+class Balanced(Call):
+    """Each class is drawn as often, by weights that are one over the number of its samples, with replacement. It reads
+    each target once, before the first step.
+    """
+
+    samples: int | None = arg(_COUNT, _SAMPLES, default=None, shown=_SHOWN)
+
+
+@call("sampler")
+class ByLength(Call):
+    """Samples of like length share a batch, so that less of it is padding: each is seen once an epoch, and what
+    `window` batches hold is sorted by length.
+    """
+
+    length: str | PythonNumbers | None = arg(
+        either(Path("read"), calls("numbers")),
+        'the length of a sample: `python("module:function")` of one sample, or a `.npy` file of all lengths',
+        default=None,
+        shown="the first dim of its first tensor",
+    )
+    window: int = arg(_COUNT, "how many batches are sorted together: more of them are more alike", default=50)
 
 
 @block
@@ -152,6 +198,11 @@ class DataSpec(Block):
         """True if a sequence holds several documents, which are kept apart."""
         packs = isinstance(self.source, c.Chat) and self.source.pack is not None
         return packs or self.documents is not None
+
+    @property
+    def rows(self) -> int:
+        """The rows of a batch that one sample takes: a pair has two."""
+        return 2 if isinstance(self.source, Preferences) else 1
 
 
 @block

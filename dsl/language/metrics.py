@@ -50,6 +50,18 @@ class MSEMetric(Metric):
     """The mean squared difference."""
 
 
+@call("metric", "reward_margin")
+class RewardMargin(Metric):
+    """Of a loss of pairs: the mean lead of the chosen answer's reward over the rejected one's. A reward is `beta` times
+    a log-probability, less the reference's; of `ipo`, `orpo` and `simpo` per token.
+    """
+
+
+@call("metric", "reward_accuracy")
+class RewardAccuracy(Metric):
+    """Of a loss of pairs: the share of pairs whose chosen answer has the larger reward."""
+
+
 @record
 class TorchMetric(Metric):
     """A metric over classes that the `torchmetrics` library computes; `torch_class` is its name there."""

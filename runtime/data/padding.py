@@ -127,7 +127,7 @@ class DocumentPacking:
 
 def measure_documents(step: DataStep, samples: Samples) -> DocumentPacking | None:
     """Returns how documents lie in the sequences of token files; None for other data."""
-    if step.documents is None or step.source == "chat" or not len(samples):
+    if step.documents is None or step.source in ("chat", "preferences") or not len(samples):
         return None
     numbers = torch.tensor(spread(len(samples), SEQUENCES))
     inputs, _ = samples.batch(numbers)

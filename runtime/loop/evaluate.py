@@ -100,7 +100,9 @@ def evaluate(
 
 def _is_sum_of_losses(step: MetricStep, loss: LossStep) -> bool:
     """True if the metric follows from the losses of the targets. Perplexity is defined without label smoothing."""
-    return step.kind == "loss" or (step.kind == "perplexity" and not loss.arguments.get("label_smoothing"))
+    return step.kind in ("loss", "reward_margin", "reward_accuracy") or (
+        step.kind == "perplexity" and not loss.arguments.get("label_smoothing")
+    )
 
 
 def named(by_split: Mapping[str, dict[str, Value]]) -> dict[str, Value]:

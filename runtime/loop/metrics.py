@@ -22,7 +22,7 @@ from torch import Tensor
 from dslc.compiler.ir.program import LossStep, MetricStep
 from dslc.compiler.trace.structures import Structure
 from dslc.runtime.model.custom_losses import OwnSum
-from dslc.runtime.model.losses import classes_last, count, loss_sum, match_target, wide, wide_tensors
+from dslc.runtime.model.losses import classes_last, count, loss_sum, match_target, pair_losses, wide, wide_tensors
 
 Measure: TypeAlias = Callable[[Structure, Structure], tuple[Tensor, int | Tensor]]
 
@@ -77,6 +77,10 @@ def _measure(step: MetricStep, loss: LossStep) -> Measure:
             if loss.kind == "python":
                 return lambda output, target: (total(wide_tensors(output), target), count(loss, target))
             return lambda output, target: (total(output, target), count(loss, target))
+        case "reward_margin":
+            return lambda output, target: (pair_losses(loss, output, target).margins.sum(), count(loss, target))
+        case "reward_accuracy":
+            return lambda output, target: ((pair_losses(loss, output, target).margins > 0).sum(), count(loss, target))
         case "perplexity":
             return _cross_entropy(loss)
         case "accuracy":

@@ -18,6 +18,7 @@ import contextlib
 import inspect
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -26,10 +27,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
-from dslc.compiler.ir.program import JobProgram, LearningRateStep, LossStep, ModelStep, OptimizerStep, RankPlace
+from dslc.compiler.ir.program import (
+    JobProgram,
+    LearningRateStep,
+    LossStep,
+    ModelStep,
+    OptimizerStep,
+    RankPlace,
+    WeightsStep,
+)
 from dslc.compiler.trace.structures import Structure, call
 from dslc.runtime.data.batches import StepBatch, batches
-from dslc.runtime.data.samples import Splits
+from dslc.runtime.data.samples import DerivedSamples, Samples, Splits
+from dslc.runtime.data.sources.chat_samples import PairSamples
 from dslc.runtime.measure.observe import Observer
 from dslc.runtime.model import documents, initial_weights
 from dslc.runtime.model.meta_model import build_model
@@ -55,6 +65,8 @@ def train(job: JobProgram, place: RankPlace, splits: Splits, device: torch.devic
     model.train()
     if job.observation is not None and job.observation.exact:
         widen_model(model)  # before an optimizer makes its state
+    if job.loss.reference is not None:
+        _add_reference(job, model, splits, device)
     optimizer = plain_optimizer(job.optimizer, model)
     scheduler = plain_scheduler(job.learning_rate, optimizer)
     work = _step(job, place, model, optimizer, device)
@@ -115,6 +127,54 @@ def _step(
         return StepResult(loss.detach() * number, number, norm)
 
     return step
+
+
+@torch.no_grad()
+def _add_reference(job: JobProgram, model: nn.Module, splits: Splits, device: torch.device) -> None:
+    """Gives each pair the log-probabilities of its answers at the start, or by other weights, one pair after another.
+    An adapter changes nothing at the start.
+    """
+    assert job.loss.reference is not None
+    if files := job.loss.reference.files:
+        model = build_model(job.model, device)
+        initial_weights.load(replace(job.model, weights=WeightsStep(files=files)), model)
+    pairs: Samples = splits.train
+    while isinstance(pairs, DerivedSamples):
+        pairs = pairs.samples
+    assert isinstance(pairs, PairSamples)
+    model.eval()
+    rows = []
+    for n in range(len(pairs)):
+        input, target = (part.to(device) for part in pairs.batch(torch.tensor([n])))
+        rows.append(_log_probabilities(model(input), target))
+    model.train()
+    pairs.reference = torch.stack(rows).float().cpu()
+
+
+def _log_probabilities(output: Tensor, targets: Tensor) -> Tensor:
+    """Returns the log-probability of each row's targets."""
+    shares = output.double().log_softmax(-1) if output.dtype == torch.float64 else output.float().log_softmax(-1)
+    chosen = shares.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    return torch.where(targets == -100, 0, chosen).sum(1)
+
+
+def _mean_of_pairs(step: LossStep, output: Tensor, target: Structure) -> Tensor:
+    """Returns the mean over the pairs of the loss as its paper states it."""
+    targets, reference = target if isinstance(target, tuple) else (target, 0)
+    beta, sums = step.arguments["beta"], _log_probabilities(output, targets) - reference
+    means = sums / (targets != -100).sum(1)
+    (chosen, rejected), (chosen_mean, rejected_mean) = ((part[::2], part[1::2]) for part in (sums, means))
+    match step.kind:
+        case "dpo":
+            losses = -torch.log(torch.sigmoid(beta * (chosen - rejected)))
+        case "ipo":
+            losses = (chosen_mean - rejected_mean - 1 / (2 * beta)) ** 2
+        case "simpo":
+            losses = -torch.log(torch.sigmoid(beta * (chosen_mean - rejected_mean) - step.arguments["gamma"]))
+        case _:
+            odds = [p.exp() / (1 - p.exp()) for p in (chosen_mean, rejected_mean)]
+            losses = -chosen_mean - beta * torch.log(torch.sigmoid(torch.log(odds[0] / odds[1])))
+    return losses.mean()
 
 
 def freeze_parameters(step: ModelStep, model: nn.Module) -> None:
@@ -364,6 +424,8 @@ def mean_loss(step: LossStep) -> MeanLoss:
             return lambda output, target: F.binary_cross_entropy_with_logits(
                 output, target.reshape(output.shape).to(output.dtype)
             )
+        case "dpo" | "ipo" | "orpo" | "simpo":
+            return lambda output, target: _mean_of_pairs(step, output, target)
         case "contrastive":
             return lambda output, target: _contrastive(output, target, float(arguments["temperature"]))
         case "own":
@@ -436,7 +498,7 @@ def _number(step: LossStep, target: Tensor) -> int:
     """Returns the number of samples or tokens that the mean is over."""
     match step.counts:
         case "samples":
-            return len(target)
+            return len(target[0] if isinstance(target, tuple) else target) // step.rows
         case "tokens":
             return target.numel()
         case "own":

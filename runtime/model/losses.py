@@ -8,22 +8,27 @@ average over each sample's own numbers, outputs have the shape of the target. Ig
 nothing to a count of `kept`, even if a user's own loss gives a number for them. With label smoothing the sum over the
 kept targets divided by their number is torch's mean. Losses are computed in float32 at least, under autocast or not.
 
+A loss of pairs has two rows for each sample, the chosen answer and the rejected one. Its targets are the tokens, or a
+pair of these and the reference's log-probability of each row. An answer's log-probability is the sum over its tokens.
+
 Limits: a target that is not ignored and is no class is an error on the CPU, and an assertion of the kernel on a GPU.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dslc.compiler.ir.program import LossStep
+from dslc.compiler.ir.steps import PREFERENCES
 from dslc.compiler.trace.private_torch import OperationMode, Operator, fake_store
 from dslc.compiler.trace.structures import Structure, map_tensors, tensors
 from dslc.runtime.model.cross_sample_losses import WholeSum
@@ -49,12 +54,13 @@ LossSum: TypeAlias = Callable[[Structure, Structure], Tensor]
 _NONE_IGNORED = -(2**62)  # torch always has an ignored target; no label has this value
 
 
-def count(step: LossStep, target: Tensor) -> int | Tensor:
+def count(step: LossStep, target: Structure) -> int | Tensor:
     """Returns the divisor of the sum of the losses over `target`: samples, tokens, or (an int64 scalar) those kept."""
     assert step.counts != "own", "custom_losses.py counts"
+    target = token_targets(target)
     match step.counts:
         case "samples":
-            return target.shape[0]
+            return target.shape[0] // step.rows
         case "tokens":
             return target.numel()
         case "kept":
@@ -146,6 +152,8 @@ def _unmarked(step: LossStep) -> LossSum:
             return _python(step) if step.counts != "own" else OwnSum(step)
         case "own":
             return OwnSum(step)
+        case "dpo" | "ipo" | "orpo" | "simpo":
+            return lambda output, target: pair_losses(step, output, target).losses.sum()
         case "contrastive":
             raise AssertionError("it compares samples")
 
@@ -198,6 +206,62 @@ def _cross_entropy(step: LossStep) -> LossSum:
         return summed.to_local() if hasattr(summed, "to_local") else summed
 
     return total
+
+
+# ------------------------------------------------------------------------------------------------- losses of pairs
+
+
+class PairLosses(NamedTuple):
+    """The loss of each pair, and how far the reward of the chosen answer is above that of the rejected one."""
+
+    losses: Tensor
+    margins: Tensor
+
+
+def token_targets(target: Structure) -> Tensor:
+    """Returns the tokens of a target, which may have the reference's log-probabilities beside them."""
+    tokens: Tensor = target[0] if isinstance(target, tuple) else target
+    return tokens
+
+
+def row_log_probabilities(step: LossStep, output: Tensor, targets: Tensor) -> Tensor:
+    """Returns the sum of the log-probabilities of each row's targets, in float32 at least."""
+    if step.head and output.shape == targets.shape:
+        return -output.sum(1)  # the head has computed the losses
+    assert step.ignore is not None
+    scores, labels = classes_last(step, wide(output), targets)
+    losses = F.cross_entropy(scores, labels, ignore_index=step.ignore, reduction="none")
+    return -losses.view(targets.shape).sum(1)
+
+
+def pair_losses(step: LossStep, output: Tensor, target: Structure) -> PairLosses:
+    """Returns the losses and the reward margins of a batch of pairs."""
+    assert step.kind in PREFERENCES
+    targets = token_targets(target)
+    sums, beta = row_log_probabilities(step, output, targets), float(step.arguments["beta"])
+    if isinstance(target, tuple):
+        sums = sums - target[1].to(sums.dtype)
+    if step.kind != "dpo":  # by token
+        sums = sums / targets.ne(-100 if step.ignore is None else step.ignore).sum(1)
+    chosen, rejected = sums.view(-1, 2).unbind(1)
+    lead = chosen - rejected
+    match step.kind:
+        case "dpo":
+            losses = -F.logsigmoid(beta * lead)
+        case "ipo":
+            losses = (lead - 1 / (2 * beta)).square()
+        case "simpo":
+            losses = -F.logsigmoid(beta * lead - float(step.arguments["gamma"]))
+        case _:
+            log_odds = lead - (_log1mexp(chosen) - _log1mexp(rejected))
+            losses = -chosen - beta * F.logsigmoid(log_odds)
+    return PairLosses(losses, beta * lead.detach())
+
+
+def _log1mexp(x: Tensor) -> Tensor:
+    """Returns log(1 - exp(x)) of negative numbers."""
+    x = x.clamp(max=-torch.finfo(x.dtype).tiny)
+    return torch.where(x > -math.log(2), torch.log(-torch.expm1(x)), torch.log1p(-torch.exp(x)))
 
 
 def _elementwise(step: LossStep, function: Callable[..., Tensor]) -> LossSum:

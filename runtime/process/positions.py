@@ -48,18 +48,19 @@ class Phase(IntEnum):
     GROUP = 1
     SOURCE = 2
     MODEL = 3
-    RESUME = 4
-    SAMPLES = 5
-    BEGIN = 6
-    FORWARD = 7
-    BACKWARD = 8
-    PASSES = 9  # of a stage, which are not one after the other
-    UPDATE = 10
-    RECORD = 11
-    EVALUATION = 12
-    GENERATION = 13
-    CHECKPOINT = 14
-    END = 15
+    REFERENCE = 4
+    RESUME = 5
+    SAMPLES = 6
+    BEGIN = 7
+    FORWARD = 8
+    BACKWARD = 9
+    PASSES = 10  # of a stage, which are not one after the other
+    UPDATE = 11
+    RECORD = 12
+    EVALUATION = 13
+    GENERATION = 14
+    CHECKPOINT = 15
+    END = 16
 
 
 PHASES = {
@@ -67,6 +68,7 @@ PHASES = {
     Phase.GROUP: "opening its connections",
     Phase.SOURCE: "opening its data",
     Phase.MODEL: "building the model",
+    Phase.REFERENCE: "computing the reference",
     Phase.RESUME: "loading its state",
     Phase.SAMPLES: "loading the samples",
     Phase.BEGIN: "in the hooks at the begin",

@@ -66,7 +66,7 @@ def stepper(
         return scaler.scale(share_of_mean(summed, engine.scale, number))
 
     start, stop = share_of(job.data, place, job.data.batch)
-    samples = (stop - start) // job.microbatches
+    samples = (stop - start) // job.microbatches * job.loss.rows
     draws = SampleDraws(job, place)
     schedule = ScheduleRun(axis, samples, job.microbatches, loss)
 

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from dslc.compiler.ir.program import LossStep
 from dslc.compiler.placement.shares import largest, piece
 from dslc.runtime.model.errors import LossError
+from dslc.runtime.model.losses import token_targets
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -93,6 +94,7 @@ def apply(step: LossStep, model: nn.Module, *, is_whole: bool = True, compiles: 
 def set_targets(model: nn.Module, step: LossStep, targets: object) -> None:
     """Lets the model's forward passes return the losses of these targets, if its head computes losses; None: logits."""
     if step.head and (head := _head(model, step)) is not None:
+        targets = None if targets is None else token_targets(targets)
         assert isinstance(head, ChunkedHead) and (targets is None or isinstance(targets, Tensor))
         head.targets = targets
 

@@ -119,7 +119,7 @@ def test_explain() -> None:
     assert "E0301" in unknown.stderr
 
 
-@pytest.mark.parametrize("template", ["digits", "gpt", "python", "finetune", "lora", "chat"])
+@pytest.mark.parametrize("template", ["digits", "gpt", "python", "finetune", "lora", "chat", "dpo"])
 def test_a_new_job_is_good_as_it_is(tmp_path: Path, template: str) -> None:
     assert dslc("new", "mine", "--template", template, cwd=tmp_path).returncode == 0
     assert dslc("check", "mine.plt", "--trace", cwd=tmp_path).returncode == 0

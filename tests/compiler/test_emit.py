@@ -131,6 +131,7 @@ def tokens(context: int, vocab: int) -> SourceFacts:
 DATA = {
     "chat": dataclasses.replace(tokens(128, 384), stream=False, found={"filler": 0, "digest": "of the tokens"}),
     "cluster": tokens(4096, 65_536),
+    "dpo": dataclasses.replace(tokens(128, 384), stream=False, found={"filler": 0, "digest": "of the tokens"}),
     "gpt_cpu": tokens(128, 256),
     "lstm": tokens(64, 256),
     "mnist": SourceFacts(

@@ -27,8 +27,9 @@ from dslc.runtime.data.sources.open_sources import open_source
 
 
 def job(source: str, network: str, *, data: str = "", batch: int = 8, train: str = "steps = 12") -> str:
+    loss = "dpo()" if source.startswith("preferences") else "cross_entropy()"
     return f"""
-        model {{ network = {network}, loss = cross_entropy() }}
+        model {{ network = {network}, loss = {loss} }}
         data {{ source = {source}, batch = {batch}{data} }}
         train {{ {train}, optimizer = sgd(lr = 0.05) }}
         log {{ every = 1 step, tensorboard = false }}
@@ -119,6 +120,11 @@ MORE: dict[str, tuple[Callable[[Path], object], str, str]] = {
         'chat("chat/conversations.jsonl", tokenizer = "chat/tokenizer", max_length = 64)',
         "[embedding(384, 4), linear(384)]",
     ),
+    "preferences": (
+        lambda folder: shutil.copytree(EXAMPLES / "dpo", folder / "dpo"),
+        'preferences("dpo/pairs.jsonl", tokenizer = "dpo/tokenizer", max_length = 64)',
+        "[embedding(384, 4), linear(384)]",
+    ),
 }
 SOURCES = MORE | {kind: case[:3] for kind, case in CASES.items() if " " not in kind}
 
@@ -162,13 +168,14 @@ CHOSEN = {
     "parquet": "pipeline and data",
     "datasets": "tensor",
     "chat": "context",
+    "preferences": "pipeline",
 }
-SEQUENCES = {"stdlib": 256, "text": 256, "tokens": 50, "chat": 384}  # with the numbers of their tokens
+SEQUENCES = {"stdlib": 256, "text": 256, "tokens": 50, "chat": 384, "preferences": 384}  # and their tokens
 REST = [
     (kind, layout)
     for kind in SOURCES
     for layout in LAYOUTS
-    if CHOSEN[kind] != layout and (kind in SEQUENCES or not layout.startswith("context"))
+    if CHOSEN[kind] != layout and ((kind in SEQUENCES and kind != "preferences") or not layout.startswith("context"))
 ]
 
 

@@ -14,13 +14,14 @@ from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import TransformersNetwork
+from dslc.dsl.language.preferences import Preferences
 from dslc.dsl.remedy import remedy, remove_field, set_field
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ModelFacts
 
 # Sources without padding that a network has to be told of.
-_WITHOUT = c.Chat | c.Digits | c.Stdlib | c.Text | c.Tokens | c.Images | c.MNIST | c.CIFAR10 | c.Synthetic
+_WITHOUT = Preferences | c.Chat | c.Digits | c.Stdlib | c.Text | c.Tokens | c.Images | c.MNIST | c.CIFAR10 | c.Synthetic
 
 
 def check_padding(job: JobSpec, source: SourceFacts, model: ModelFacts | None) -> Iterator[Diagnostic]:
@@ -37,8 +38,8 @@ def check_padding(job: JobSpec, source: SourceFacts, model: ModelFacts | None) -
         fault = "the samples of this source have no padding"
         if not tokens:
             fault = "padding is a token, and the data holds no tokens"
-        elif isinstance(job.data.source, c.Chat):
-            fault = "`chat` fills up sequences after their ends, where nothing attends to it"
+        elif isinstance(job.data.source, c.Chat | Preferences):
+            fault = f"`{job.data.source.word}` fills up sequences after their ends, where nothing attends to it"
         note, help = Note("the source", job.data.value_span("source")), remedy(remove_field("data.pad"))
     elif not isinstance(job.model.loss, c.CrossEntropy | c.PythonLoss):
         fault = f"`{job.model.loss.word}` cannot leave out the targets at padding"

@@ -12,8 +12,8 @@ from dslc.compiler.ir.tensors import LeafFact
 from dslc.compiler.placement.workload import Workload
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
+from dslc.dsl.language.blocks import Balanced, ByLength, PythonNumbers, Weighted
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.samplers import Balanced, ByLength, PythonNumbers, Weighted
 from dslc.dsl.remedy import remedy, remove_field, set_argument
 from dslc.dsl.source import Span
 from dslc.dsl.words import plural

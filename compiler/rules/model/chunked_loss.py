@@ -17,6 +17,7 @@ from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language import metrics as m
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.preferences import PreferenceLoss
 from dslc.dsl.language.registry import AUTO
 from dslc.dsl.remedy import remedy, remove_argument, remove_at, set_argument
 from dslc.dsl.words import plural
@@ -29,7 +30,7 @@ def check_chunks(
 ) -> Iterator[Diagnostic]:
     """Reports a job whose loss cannot be computed in chunks, and metrics that take whole logits."""
     loss = job.model.loss
-    if not isinstance(loss, c.CrossEntropy) or not wants_chunks(job):
+    if not isinstance(loss, c.CrossEntropy | PreferenceLoss) or not wants_chunks(job):
         return
     faults = list(_faults(job, source, model))
     for fault, note in faults:
@@ -42,7 +43,8 @@ def check_chunks(
         )
     if faults or layout is None or workload is None or model is None:
         return
-    tokens = workload.microbatch * prod(model.output.shape[:-1]) // layout.sizes["context"]
+    microbatch = workload.microbatch * job.data.rows
+    tokens = microbatch * prod(model.output.shape[:-1]) // layout.sizes["context"]
     if loss.chunks != AUTO and isinstance(loss.chunks, int) and loss.chunks > tokens:
         what = "token" if model.output.shape[:-1] else "sample"
         yield Diagnostic(
@@ -51,7 +53,9 @@ def check_chunks(
             loss.value_span("chunks"),
             help=remedy(set_argument(loss.span, "chunks", AUTO)),
         )
-    elif chunked_head(job, layout, workload.microbatch, model) is not None and workload.validation != 0:
+    elif not isinstance(loss, c.CrossEntropy) or workload.validation == 0:
+        return
+    elif chunked_head(job, layout, microbatch, model) is not None:
         yield from _warn_of_metrics(job, loss, layout, workload, model)
 
 

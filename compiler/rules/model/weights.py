@@ -28,6 +28,7 @@ from dslc.compiler.rules.model.name_patterns import (
 from dslc.dsl.diagnostics import Diagnostic, Note, passes
 from dslc.dsl.language.calls import Pretrained
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.preferences import REFERENCES, ReferencedLoss
 from dslc.dsl.language.suggest import nearest_choice
 from dslc.dsl.remedy import remedy, replace_text, set_argument
 from dslc.dsl.words import shorten_list
@@ -39,12 +40,20 @@ _SHOWN = 3  # names of a kind that a message lists, at most
 def check_weights(
     job: JobSpec, model: ModelGraph | None, opened: Mapping[str, TensorEntry] | None
 ) -> Iterator[Diagnostic]:
-    """Checks `model.weights`; `opened` are the tensors of files that only torch can read, None if they are unknown."""
-    start = job.model.start
-    if start is None or not start.path:
-        return
-    if not (yield from passes(_check_renames(start))):
-        return
+    """Checks `model.weights`, and a file that is the reference of the loss; `opened` are the tensors of files of the
+    former that only torch can read, None if they are unknown.
+    """
+    start, loss = job.model.start, job.model.loss
+    if start is not None and start.path and (yield from passes(_check_renames(start))):
+        yield from _check_files(start, model, opened)
+    if isinstance(loss, ReferencedLoss) and loss.reference not in REFERENCES:
+        reference = Pretrained(path=loss.reference, span=loss.value_span("reference"))
+        yield from _check_files(reference, model, None)
+
+
+def _check_files(
+    start: Pretrained, model: ModelGraph | None, opened: Mapping[str, TensorEntry] | None
+) -> Iterator[Diagnostic]:
     try:
         files = files_of(start.path)
         tensors = opened if files.torchs else entries_of(files)

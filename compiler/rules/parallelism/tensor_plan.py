@@ -19,6 +19,7 @@ from dslc.dsl.diagnostics import Diagnostic, Note, division
 from dslc.dsl.language.calls import CrossEntropy
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import TransformersNetwork
+from dslc.dsl.language.preferences import PreferenceLoss
 from dslc.dsl.language.registry import Call
 from dslc.dsl.language.suggest import nearest_choice
 from dslc.dsl.remedy import join_remedies, remedy, replace_text
@@ -162,7 +163,7 @@ def report_scores(
     what: str, value: int, ranks: int, where: Span | None, job: JobSpec, source: SourceFacts
 ) -> Iterator[Diagnostic]:
     """Reports E0417 for a network's output: no fewer than there are classes; as many numbers as the data has."""
-    if isinstance(job.model.loss, CrossEntropy):
+    if isinstance(job.model.loss, CrossEntropy | PreferenceLoss):
         classes = source.classes if source.classes is not None else source.vocab
         yield from report_uneven(what, value, ranks, where, job, at_least=classes)
     else:

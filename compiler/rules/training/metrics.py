@@ -13,6 +13,7 @@ from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language import metrics as m
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.preferences import PreferenceLoss
 from dslc.dsl.language.registry import Call
 from dslc.dsl.remedy import remedy, remove_at, replace_text, set_argument, set_field
 from dslc.dsl.source import Span
@@ -42,6 +43,19 @@ def check_metrics(
         named[name] = span
         if source.target is not None and not loss_fits and isinstance(metric, m.MSEMetric) != indices:
             continue  # it fits the data; the loss does not, which is reported
+        rewards = isinstance(metric, m.RewardMargin | m.RewardAccuracy)
+        if rewards != isinstance(loss, PreferenceLoss) and not isinstance(metric, m.LossMetric | m.PythonMetric):
+            what = "compares the answers of a pair" if rewards else "does not compare the answers of a pair"
+            yield Diagnostic(
+                "E0312",
+                f"`{metric.word}` {what}, and the loss is `{loss.word}`",
+                span,
+                notes=(Note("the loss is set here", job.model.value_span("loss")),),
+                help=remedy(
+                    set_field("evaluate.metrics", "[loss]" if rewards else "[loss, reward_margin, reward_accuracy]")
+                ),
+            )
+            continue
         if isinstance(metric, m.Perplexity) and not isinstance(loss, c.CrossEntropy):
             yield Diagnostic(
                 "E0312",

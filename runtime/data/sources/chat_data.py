@@ -1,10 +1,12 @@
-"""`chat`: conversations as sequences of tokens of one length, in which the tokens of chosen turns are targets.
+"""`chat` and `preferences`: conversations, or pairs of answers, as sequences of tokens of one length, of which some are
+targets.
 
 Model: conversations are rendered once, by chat_rendering.py, and kept in the user's cache. A sequence has `context`
 tokens. Without packing it holds the beginning of one conversation. With packing it holds several whole ones, each put
 into the fullest sequence that has room for it, the longest first. One token, `filler`, which no conversation has,
 stands between two conversations, and fills up a sequence. The target of a position is the token that follows it, or
-`ignore` where that token does not count.
+`ignore` where that token does not count. A pair is two sequences, one after the other: the prompt with the chosen
+answer, and with the rejected one.
 
 Contract: sequences are in the order of their first conversations. Conversations without messages, or without a token
 that counts among their first `context`, are left out, and counted. The ranks compare a digest of all tokens with that
@@ -28,21 +30,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dslc.compiler.ir.steps import Arguments
-from dslc.runtime.data.sources import chat_cache
-from dslc.runtime.data.sources.chat_rendering import ConversationError, ConversationRenderer
+from dslc.runtime.data.sources import chat_cache, preference_pairs
+from dslc.runtime.data.sources.chat_rendering import (
+    ConversationError,
+    ConversationRenderer,
+    RenderedConversation,
+    TextRenderer,
+    load_tokenizer,
+)
 from dslc.runtime.data.sources.conversations import Conversation, read_files, read_rows
+from dslc.runtime.data.sources.preference_pairs import PreferencePair
 from dslc.runtime.data.sources.tables import TableFault, open_datasets
 
 if TYPE_CHECKING:
     import datasets
 
 _ARRAYS = ("tokens", "counted", "starts")
+ANSWERS = "answers"  # as `train_on`: the source has pairs
 
 
 @dataclass
 class ConversationCounts:
-    """Conversations that were read, and those that are empty, have no target, or lose their end; tokens and targets of
-    those that are trained on.
+    """Conversations (or pairs) that were read, and those that are empty, have no target, or lose their end; tokens and
+    targets of those that are trained on.
     """
 
     conversations: int = 0
@@ -76,13 +86,14 @@ class PreparedConversations:
     vocab: int
     digest: str
     counts: ConversationCounts
+    rows: int = 1  # of a sample: a pair has two
 
     def facts(self, context: int) -> dict[str, Any]:
         """Returns the fields of SourceFacts."""
         tokens = {"shape": (context,), "dtype": "int64"}
         return {
-            "samples": len(self.splits[0]),
-            "validation_samples": len(self.splits[1]) if len(self.splits) > 1 else None,
+            "samples": len(self.splits[0]) // self.rows,
+            "validation_samples": len(self.splits[1]) // self.rows if len(self.splits) > 1 else None,
             "input": tokens,
             "target": tokens,
             "vocab": self.vocab,
@@ -96,7 +107,7 @@ def prepare(arguments: Arguments) -> PreparedConversations:
     entry = chat_cache.entry_of(arguments, identity)
     if entry is not None and (facts := chat_cache.load_facts(entry)) is not None:
         try:
-            return _load(entry, facts)
+            return _load(entry, facts, _rows(arguments))
         except (OSError, ValueError, KeyError):
             pass  # another process removes it
     prepared = _prepare(arguments, sets)
@@ -106,10 +117,15 @@ def prepare(arguments: Arguments) -> PreparedConversations:
     return prepared
 
 
-def _open_sets(arguments: Arguments) -> tuple[list[Iterator[Conversation]], list[str]]:
-    """Returns the conversations of each split, and what identifies them if they are in no file of the job."""
+def _rows(arguments: Arguments) -> int:
+    return 2 if arguments["train_on"] == ANSWERS else 1
+
+
+def _open_sets(arguments: Arguments) -> tuple[list[Iterator[Any]], list[str]]:
+    """Returns the conversations or pairs of each split, and what identifies them if they are in no file of the job."""
+    has_pairs = _rows(arguments) > 1
     if "files" in arguments:
-        return [read_files(arguments["files"])], []
+        return [(preference_pairs.read_files if has_pairs else read_files)(arguments["files"])], []
     try:
         parts: list[datasets.Dataset] = [part for part in open_datasets(arguments) if part is not None]
     except TableFault as fault:
@@ -117,7 +133,10 @@ def _open_sets(arguments: Arguments) -> tuple[list[Iterator[Conversation]], list
     if any(not hasattr(part, "__len__") for part in parts):
         raise ConversationError("conversations are counted, and a stream has no end", "a data set without `streaming`")
     column = next(iter(arguments["input"] or ()), None)
-    sets = [read_rows(part, arguments["path"], column) for part in parts]
+    sets: list[Iterator[Any]] = [
+        preference_pairs.read_rows(part, arguments["path"]) if has_pairs else read_rows(part, arguments["path"], column)
+        for part in parts
+    ]
     return sets, [str(part._fingerprint) for part in parts]
 
 
@@ -130,12 +149,15 @@ class _CountedTokens:
     counted: NDArray[np.bool_]
 
 
-def _prepare(arguments: Arguments, sets: Sequence[Iterable[Conversation]]) -> PreparedConversations:
-    renderer = ConversationRenderer(arguments["tokenizer"], arguments["template"], arguments["train_on"])
-    counts = ConversationCounts()
-    splits = [_render(arguments, renderer, conversations, counts) for conversations in sets]
+def _prepare(arguments: Arguments, sets: Sequence[Iterable[Any]]) -> PreparedConversations:
+    counts, rows = ConversationCounts(), _rows(arguments)
+    if rows > 1:
+        splits = [_render_pairs(arguments, _PairRenderer(arguments), pairs, counts) for pairs in sets]
+    else:
+        renderer = ConversationRenderer(arguments["tokenizer"], arguments["template"], arguments["train_on"])
+        splits = [_render(arguments, renderer, conversations, counts) for conversations in sets]
     vocabulary = np.unique(np.concatenate([rendered.tokens for split in splits for rendered in split]))
-    filler = _unused_token(vocabulary, renderer)
+    filler = _unused_token(vocabulary, load_tokenizer(arguments["tokenizer"]))
     packed = arguments["pack"] is not None
     prepared = tuple(_lay_out(split, arguments["context"], filler if packed else None) for split in splits)
     digest = hashlib.sha256()
@@ -143,7 +165,65 @@ def _prepare(arguments: Arguments, sets: Sequence[Iterable[Conversation]]) -> Pr
         for name in _ARRAYS:
             digest.update(np.ascontiguousarray(getattr(split, name)).tobytes())
     vocab = max(int(vocabulary[-1]), filler) + 1
-    return PreparedConversations(prepared, filler, vocab, digest.hexdigest()[:32], counts)
+    return PreparedConversations(prepared, filler, vocab, digest.hexdigest()[:32], counts, rows)
+
+
+class _PairRenderer:
+    """Renders the two rows of a pair, of text or of messages."""
+
+    def __init__(self, arguments: Arguments) -> None:
+        self._arguments = arguments
+        self._of_messages: ConversationRenderer | None = None
+        self._of_text: TextRenderer | None = None
+
+    def render(self, pair: PreferencePair) -> list[RenderedConversation]:
+        """Raises ConversationError."""
+        if isinstance(pair.prompt, str):
+            if self._of_text is None:
+                self._of_text = TextRenderer(self._arguments["tokenizer"])
+            return self._of_text.render_answers(pair.prompt, (pair.chosen, pair.rejected))
+        if self._of_messages is None:
+            self._of_messages = ConversationRenderer(self._arguments["tokenizer"], self._arguments["template"], "all")
+        return self._of_messages.render_answers(pair.prompt, (pair.chosen, pair.rejected), pair.tools)
+
+
+def _render_pairs(
+    arguments: Arguments, renderer: _PairRenderer, pairs: Iterable[PreferencePair], counts: ConversationCounts
+) -> list[_CountedTokens]:
+    """Returns the rows of a split's pairs whose answers both have a target, cut to the length of a row."""
+    length, shortest = arguments["context"], 0
+    rows: list[_CountedTokens] = []
+    earlier = counts.conversations
+    for pair in pairs:
+        counts.conversations += 1
+        if not pair.chosen or not pair.rejected:
+            counts.empty += 1
+            continue
+        try:
+            rendered = renderer.render(pair)
+        except ConversationError as error:
+            raise ConversationError(f"{pair.place}: {error}", error.help, error.code, error.argument) from error
+        masks = [_targets_of(row) for row in rendered]
+        if not all(mask[:length].any() for mask in masks):
+            counts.without_target += 1
+            if all(mask.any() for mask in masks):
+                needed = max(int(mask.argmax()) + 1 for mask in masks)
+                shortest = min(shortest or needed, needed)
+            continue
+        counts.cut_off += any(len(mask) > length for mask in masks)
+        for row, mask in zip(rendered, masks, strict=True):
+            rows.append(_CountedTokens(np.array(row.tokens[:length], np.uint32), mask[:length]))
+            counts.tokens += len(rows[-1].tokens)
+            counts.targets += int(rows[-1].counted.sum())
+    if not rows:
+        raise _no_target_error(arguments, counts.conversations - earlier, shortest)
+    return rows
+
+
+def _targets_of(row: RenderedConversation) -> NDArray[np.bool_]:
+    counted = np.array(row.counted, np.bool_)
+    counted[:1] = False  # nothing predicts the first token
+    return counted
 
 
 def _render(
@@ -165,8 +245,7 @@ def _render(
             conversation_tokens = renderer.render(conversation.messages, conversation.tools)
         except ConversationError as error:
             raise ConversationError(f"{conversation.place}: {error}", error.help, error.code, error.argument) from error
-        counted = np.array(conversation_tokens.counted, np.bool_)
-        counted[:1] = False  # nothing predicts the first token
+        counted = _targets_of(conversation_tokens)
         if not counted[:length].any():
             counts.without_target += 1
             if counted.any():
@@ -184,30 +263,36 @@ def _render(
 
 def _no_target_error(arguments: Arguments, conversations: int, shortest: int) -> ConversationError:
     length, source = arguments["context"], arguments.get("conversations", arguments.get("path"))
+    has_pairs = _rows(arguments) > 1
+    what, one = ("pairs of answers", "row") if has_pairs else ("conversations", "conversation")
     if not conversations:
-        return ConversationError(f"{source} holds no conversations", "a file with conversations")
+        return ConversationError(f"{source} holds no {what}", f"a file with {what}")
     if shortest:
         return ConversationError(
-            f"the first {length:,} tokens of each conversation hold nothing that the loss counts",
+            f"the first {length:,} tokens of each {one} hold nothing that the loss counts",
             f"`max_length = {shortest}` or more: the shortest prompt has {shortest - 1:,} tokens",
             "E0351",
             "max_length",
         )
+    if has_pairs:
+        what = f"none of the pairs ({conversations:,}) has two answers"
+        return ConversationError(what, "pairs with `chosen` and `rejected`", "E0351")
     what = f"none of the conversations ({conversations:,}) has a turn of the assistant"
     return ConversationError(what, "conversations with answers, or `train_on = all`", "E0351", "train_on")
 
 
-def _unused_token(vocabulary: NDArray[np.uint32], renderer: ConversationRenderer) -> int:
+def _unused_token(vocabulary: NDArray[np.uint32], tokenizer: Any) -> int:
     """Returns the token that fills up sequences: no conversation has it, and it is not in `vocabulary`. One below their
     largest token is taken if possible, as a model may know fewer tokens than its tokenizer.
     """
     used_tokens = set(vocabulary.tolist())
     largest = int(vocabulary[-1])
-    candidates = (*(token for token in renderer.padding_tokens if token <= largest), *range(largest))
+    own = [token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None]
+    candidates = (*(token for token in own if token <= largest), *range(largest))
     within = next((token for token in candidates if token not in used_tokens), None)
-    if within is None and largest + 1 >= renderer.size:
+    if within is None and largest + 1 >= len(tokenizer):
         raise ConversationError(
-            f"the conversations use all {renderer.size:,} tokens of the tokenizer, and none is left to fill up "
+            f"the conversations use all {len(tokenizer):,} tokens of the tokenizer, and none is left to fill up "
             "sequences",
             "a tokenizer with a padding token",
             "E0350",
@@ -260,11 +345,11 @@ def _save(prepared: PreparedConversations, folder: str) -> None:
         np.save(os.path.join(folder, f"{name}{n}.npy"), getattr(prepared.splits[n], name))
 
 
-def _load(entry: str, facts: dict[str, Any]) -> PreparedConversations:
+def _load(entry: str, facts: dict[str, Any], rows: int) -> PreparedConversations:
     def array(name: str, n: int) -> NDArray[Any]:
         return np.asarray(np.load(os.path.join(entry, f"{name}{n}.npy"), mmap_mode="r", allow_pickle=False))
 
     splits = tuple(PreparedSplit(*(array(name, n) for name in _ARRAYS)) for n in range(facts["splits"]))
     details = facts["found"]
     counts = ConversationCounts(**details["counts"])
-    return PreparedConversations(splits, details["filler"], facts["vocab"], details["digest"], counts)
+    return PreparedConversations(splits, details["filler"], facts["vocab"], details["digest"], counts, rows)

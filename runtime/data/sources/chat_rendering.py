@@ -19,6 +19,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, TypeAlias
 
 Message: TypeAlias = dict[str, Any]  # role, content, and what else the template reads
@@ -107,6 +108,16 @@ class ConversationRenderer:
         """Returns the text of tokens, without the tokenizer's own words for ends and roles."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
+    def render_answers(
+        self, prompt: Sequence[Message], answers: Sequence[Sequence[Message]], tools: Sequence[Any] | None = None
+    ) -> list[RenderedConversation]:
+        """Returns the tokens of a prompt with each of some answers, of which the answers' count. Raises
+        ConversationError.
+        """
+        named: dict[str, object] = {"tokenize": True, "return_dict": True} | ({"tools": list(tools)} if tools else {})
+        before = self._apply(list(prompt), add_generation_prompt=True, **named)["input_ids"]
+        return mark_answers(before, [self._apply([*prompt, *answer], **named)["input_ids"] for answer in answers])
+
     def _render_by_prefixes(self, messages: list[Message], named: dict[str, object]) -> RenderedConversation:
         text = self._apply(messages, tokenize=False, **named)
         turns = []
@@ -152,6 +163,37 @@ class ConversationRenderer:
 
     def _unmarked(self, message: str, argument: str) -> ConversationError:
         return ConversationError(message, f"{_ANSWER_BLOCKS}, or `train_on = all`", "E0350", argument)
+
+
+def common_length(one: Sequence[object], other: Sequence[object]) -> int:
+    """Returns how many items two sequences have in common at their beginning."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def mark_answers(prompt: Sequence[int], texts: Sequence[Sequence[int]]) -> list[RenderedConversation]:
+    """Returns texts that begin with a prompt, of which the tokens count from where one of them leaves the prompt."""
+    length = min(common_length(prompt, text) for text in texts)
+    return [RenderedConversation(list(text), [n >= length for n in range(len(text))]) for text in texts]
+
+
+class TextRenderer:
+    """Renders prompts and answers that are plain text: an answer ends with the tokenizer's end of text."""
+
+    def __init__(self, folder: str) -> None:
+        self._tokenizer = load_tokenizer(folder)
+
+    def render_answers(self, prompt: str, answers: Sequence[str]) -> list[RenderedConversation]:
+        """Returns the tokens of a prompt with each of some answers. Raises ConversationError."""
+        end = self._tokenizer.eos_token or ""
+        texts = [prompt + answer + ("" if answer.endswith(end) else end) for answer in answers]
+        try:
+            return mark_answers(*self._encoded([prompt]), self._encoded(texts))
+        except Exception as error:  # of the tokenizer's library
+            help = "text that the tokenizer takes, or another `tokenizer`"
+            raise ConversationError(f"the tokenizer fails: {_reason(error)}", help) from error
+
+    def _encoded(self, texts: Sequence[str]) -> list[list[int]]:
+        return [list(self._tokenizer(text)["input_ids"]) for text in texts]
 
 
 def _reason(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Batches of prepared conversations: `chat_data` makes the sequences, this module gives them to the training."""
+"""Batches of prepared conversations and pairs: `chat_data` makes the sequences, this module gives them to a job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep
-from dslc.runtime.data.samples import Samples, SourceError, StoredSamples
+from dslc.runtime.data.samples import Pair, Samples, SourceError, StoredSamples
 from dslc.runtime.data.sources.chat_data import PreparedSplit, prepare
 from dslc.runtime.data.sources.chat_rendering import ConversationError
 
@@ -37,6 +37,27 @@ class ChatSamples(StoredSamples):
         return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
+class PairSamples(StoredSamples):
+    """Pairs of answers: a sample is two rows of a batch, the chosen one before the rejected one.
+
+    Once `reference` has the log-probabilities of the rows under the reference model, (pairs, 2), a target is a pair:
+    the tokens that count, and these of each row.
+    """
+
+    is_structure = True  # each micro-batch is made by itself: it has more rows than samples
+
+    def __init__(self, rows: ChatSamples) -> None:
+        self.rows = rows
+        self.reference: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows) // 2
+
+    def batch(self, indices: Tensor, epoch: int = 0) -> Pair:
+        inputs, targets = self.rows.batch(torch.stack((2 * indices, 2 * indices + 1), dim=1).view(-1), epoch)
+        return inputs, targets if self.reference is None else (targets, self.reference[indices].view(-1))
+
+
 def open_chat(step: DataStep) -> Samples | tuple[Samples, ...]:
     """Returns the sequences of each split. Raises SourceError."""
     try:
@@ -44,10 +65,13 @@ def open_chat(step: DataStep) -> Samples | tuple[Samples, ...]:
     except ConversationError as error:
         raise SourceError(f"{step.line}: {error}") from error
     if prepared.digest != step.arguments["digest"]:
+        what = "pairs" if prepared.rows > 1 else "conversations"
         raise SourceError(
-            f"{step.line}: the conversations become other tokens than in the plan: the file, the tokenizer, the "
+            f"{step.line}: the {what} become other tokens than in the plan: the file, the tokenizer, the "
             "template, or the version of `transformers` differs"
         )
     length, filler = step.arguments["context"], step.arguments["filler"]
-    samples = tuple(ChatSamples(split, length, filler, step.ignore) for split in prepared.splits)
+    samples: tuple[Samples, ...] = tuple(ChatSamples(split, length, filler, step.ignore) for split in prepared.splits)
+    if prepared.rows > 1:
+        samples = tuple(map(PairSamples, samples))
     return samples[0] if len(samples) == 1 else samples

@@ -37,6 +37,14 @@ class Conversation:
 
 def read_files(files: Iterable[str]) -> Iterator[Conversation]:
     """Yields the conversations of JSON Lines files, in their order. Raises ConversationError and OSError."""
+    for place, row in read_json_lines(files, _SHAPE, "chat"):
+        yield conversation(row, place)
+
+
+def read_json_lines(files: Iterable[str], shape: str, source: str) -> Iterator[tuple[str, object]]:
+    """Yields the place and the value of each line. Raises ConversationError and OSError; `shape` says what a line of
+    the `source` is.
+    """
     for file in files:
         with open_file(file) as stream:
             for number, line in enumerate(stream, 1):
@@ -46,11 +54,11 @@ def read_files(files: Iterable[str]) -> Iterator[Conversation]:
                 try:
                     row = json.loads(line)
                 except (ValueError, RecursionError) as error:
-                    help = _SHAPE
+                    help = shape
                     if number == 1 and line.lstrip().startswith(b"["):
-                        help = f'`chat(datasets("json", data_files = "{file}"), …)` reads a list in one file'
+                        help = f'`{source}(datasets("json", data_files = "{file}"), …)` reads a list in one file'
                     raise ConversationError(f"{place}: not a line of JSON: {error}", help) from error
-                yield conversation(row, place)
+                yield place, row
 
 
 def read_rows(rows: Iterable[Mapping[str, Any]], name: str, column: str | None) -> Iterator[Conversation]:
@@ -62,19 +70,20 @@ def read_rows(rows: Iterable[Mapping[str, Any]], name: str, column: str | None) 
 def conversation(row: object, place: str, column: str | None = None) -> Conversation:
     """Returns the conversation of one row. Raises ConversationError."""
     if not isinstance(row, Mapping):
-        raise ConversationError(f"{place}: {_kind(row)}, and no conversation", _SHAPE)
+        raise ConversationError(f"{place}: {named_kind(row)}, and no conversation", _SHAPE)
     names = (column,) if column is not None else _COLUMNS
     name = next((name for name in names if name in row), None)
     if name is None or not isinstance(row[name], list):
         has = ", ".join(f"`{key}`" for key in list(row)[:12]) or "nothing"
         wanted = " or ".join(f"`{key}`" for key in names)
-        what = f"it has no {wanted}, but {has}" if name is None else f"`{name}` is {_kind(row[name])}, and no list"
+        what = f"it has no {wanted}, but {has}" if name is None else f"`{name}` is {named_kind(row[name])}, and no list"
         raise ConversationError(f"{place}: {what}", _SHAPE)
-    messages = tuple(_message(message, f"{place}, message {n}") for n, message in enumerate(row[name], 1))
-    return Conversation(place, messages, _tools(row.get("tools"), place))
+    messages = tuple(read_message(message, f"{place}, message {n}") for n, message in enumerate(row[name], 1))
+    return Conversation(place, messages, read_tools(row.get("tools"), place))
 
 
-def _tools(tools: object, place: str) -> list[Any] | None:
+def read_tools(tools: object, place: str) -> list[Any] | None:
+    """Returns the tools of a row. Raises ConversationError."""
     help = '`{"tools": [{"type": "function", "function": {"name": "…"}}]}`, or that list as JSON in a text'
     if isinstance(tools, str):
         try:
@@ -84,16 +93,17 @@ def _tools(tools: object, place: str) -> list[Any] | None:
     if tools is None:
         return None
     if not isinstance(tools, list):
-        raise ConversationError(f"{place}: `tools` is {_kind(tools)}, and no list", help)
+        raise ConversationError(f"{place}: `tools` is {named_kind(tools)}, and no list", help)
     for n, tool in enumerate(tools, 1):
         if not isinstance(tool, Mapping):
-            raise ConversationError(f"{place}: tool {n} is {_kind(tool)}, and no object", help)
+            raise ConversationError(f"{place}: tool {n} is {named_kind(tool)}, and no object", help)
     return tools
 
 
-def _message(message: object, place: str) -> Message:
+def read_message(message: object, place: str) -> Message:
+    """Returns a message with its role and its content. Raises ConversationError."""
     if not isinstance(message, Mapping):
-        raise ConversationError(f"{place}: {_kind(message)}, and no message", '`{"role": "user", "content": "…"}`')
+        raise ConversationError(f"{place}: {named_kind(message)}, and no message", '`{"role": "user", "content": "…"}`')
     role, content = message.get("role", message.get("from")), message.get("content", message.get("value"))
     role = _ROLES_OF_SHAREGPT.get(role, role) if isinstance(role, str) else role
     if role not in ROLES:
@@ -101,7 +111,7 @@ def _message(message: object, place: str) -> Message:
         what = "has no role" if role is None else f"has the role {role!r}"
         raise ConversationError(f"{place} {what}, which is none of {known}", "one of these as its `role`")
     if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
-        what = f"the content is {_kind(content)}" if content is not None else "it has no content"
+        what = f"the content is {named_kind(content)}" if content is not None else "it has no content"
         raise ConversationError(f"{place}: {what}", "a text as its `content`: images and parts are not read")
     if isinstance(content, str) and (half := _LONE_SURROGATE.search(content)):
         what = f"the content has {half[0]!r}, one half of a surrogate pair, which is no text"
@@ -110,6 +120,7 @@ def _message(message: object, place: str) -> Message:
     return {"role": role, "content": content, **extra_fields}
 
 
-def _kind(value: object) -> str:
+def named_kind(value: object) -> str:
+    """Returns what a value of JSON is, in words."""
     words = {dict: "an object", list: "a list", str: "a text", bool: "a truth value", type(None): "nothing"}
     return words.get(type(value), "a number")

@@ -112,7 +112,7 @@ def _open(step: DataStep) -> Samples | tuple[Samples, ...]:
             return image_folder.images(step)
         case "parquet":
             return table_sources.ParquetFiles(step)
-        case "chat":
+        case "chat" | "preferences":
             return chat_samples.open_chat(step)
         case "datasets":
             return table_sources.datasets(step)
