@@ -446,7 +446,11 @@ def items(samples: Samples, indices: Tensor, epoch: int = 0) -> Iterator[Structu
             for index in indices.tolist():
                 yield samples.sample(epoch, index)
         case _:
-            yield from zip(*samples.batch(indices, epoch), strict=True)
+            inputs, targets = samples.batch(indices, epoch)
+            if len(inputs) > len(indices):  # a pair of answers is two rows
+                targets = targets[0] if isinstance(targets, tuple) else targets
+                inputs, targets = (rows.reshape(len(indices), -1) for rows in (inputs, targets))
+            yield from zip(inputs, targets, strict=True)
 
 
 def as_seen(tensor: Tensor) -> Tensor:

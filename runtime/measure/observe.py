@@ -40,6 +40,7 @@ from dslc.compiler.trace.structures import map_tensors, tensors
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
 from dslc.runtime.model.initial_weights import Part, own_part
+from dslc.runtime.model.losses import token_targets
 from dslc.runtime.model.row_order import as_named, is_permuted
 from dslc.runtime.model.tensor_names import named_tensors
 from dslc.runtime.process import random_numbers
@@ -103,7 +104,9 @@ class Observer:
             if self._first:  # of the ranks that share samples, which reports them
                 pairs = zip(batch.micro, chunks, strict=True)
                 digests = tuple(
-                    digest for pair, own_indices in pairs for digest in _digests(data, *pair, len(own_indices))
+                    digest
+                    for (input, target), own_indices in pairs
+                    for digest in _digests(data, input, token_targets(target), len(own_indices))
                 )
             if self._mode.exact:
                 batch = replace(batch, micro=[_wide_pair(*pair) for pair in batch.micro])
@@ -142,8 +145,10 @@ class Observer:
         pairs, orders = [], []
         for input, target in batch.micro:
             generator = torch.Generator().manual_seed(self._mode.reorder + 1000 * self._step)
-            orders.append(torch.randperm(len(input), generator=generator).to(input.device))
-            pairs.append((input[orders[-1]], target[orders[-1]]))
+            rows = self._job.loss.rows
+            orders.append(torch.randperm(len(input) // rows, generator=generator).to(input.device))
+            order = (orders[-1].unsqueeze(1) * rows + torch.arange(rows, device=input.device)).view(-1)
+            pairs.append(map_tensors(lambda tensor, order=order: tensor[order], (input, target)))
         return replace(batch, micro=pairs, orders=tuple(orders))
 
     def leave(self) -> None:
@@ -206,6 +211,8 @@ def _digests(data: DataStep, input: object, target: object, samples: int) -> Ite
     if data.collate is not None or (data.structured and any(tensor.shape[:1] != (samples,) for tensor in all_tensors)):
         yield from [""] * samples
         return
+    if samples and len(all_tensors[0]) > samples:  # a pair is several rows
+        all_tensors = [tensor.reshape(samples, -1) for tensor in all_tensors]
     for rows in zip(*(tensor.cpu().contiguous() for tensor in all_tensors), strict=True):
         digest = hashlib.blake2b(digest_size=8)
         for tensor in rows:

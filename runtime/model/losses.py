@@ -133,9 +133,9 @@ def loss_sum(step: LossStep) -> LossSum:
     with mark:
         loss = _unmarked(step)
     if step.compiled:
-        assert not isinstance(loss, OwnSum)
+        assert not isinstance(loss, OwnSum | PairSum)
         loss = torch.compile(loss)
-    return loss if isinstance(loss, OwnSum) else mark(loss)  # which marks its errors itself
+    return loss if isinstance(loss, OwnSum | PairSum) else mark(loss)  # which mark their errors themselves
 
 
 def _unmarked(step: LossStep) -> LossSum:
@@ -153,7 +153,7 @@ def _unmarked(step: LossStep) -> LossSum:
         case "own":
             return OwnSum(step)
         case "dpo" | "ipo" | "orpo" | "simpo":
-            return lambda output, target: pair_losses(step, output, target).losses.sum()
+            return PairSum(step)
         case "contrastive":
             raise AssertionError("it compares samples")
 
@@ -256,6 +256,29 @@ def pair_losses(step: LossStep, output: Tensor, target: Structure) -> PairLosses
             log_odds = lead - (_log1mexp(chosen) - _log1mexp(rejected))
             losses = -chosen - beta * F.logsigmoid(log_odds)
     return PairLosses(losses, beta * lead.detach())
+
+
+class PairSum:
+    """The sum of the losses of a batch of pairs, differentiable. `take_rewards` returns the sums of what the rewards
+    tell since it was called, by name.
+    """
+
+    def __init__(self, step: LossStep) -> None:
+        self._step = step
+        self._margin, self._right = torch.zeros(()), torch.zeros(())
+
+    def __call__(self, output: Tensor, target: Structure) -> Tensor:
+        with mark_errors(self._step.line):
+            losses, margins = pair_losses(self._step, output, target)
+        self._margin = self._margin.to(margins.device) + margins.sum()
+        self._right = self._right.to(margins.device) + (margins > 0).sum()
+        return losses.sum()
+
+    def take_rewards(self) -> dict[str, Tensor]:
+        """Returns and resets the sums."""
+        rewards = {"reward_margin": self._margin, "reward_accuracy": self._right}
+        self._margin, self._right = torch.zeros(()), torch.zeros(())
+        return rewards
 
 
 def _log1mexp(x: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from dslc.compiler.trace.structures import named as named_leaves
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.data.sampler import share_of
 from dslc.runtime.model.errors import LossError
+from dslc.runtime.model.losses import PairSum
 from dslc.runtime.model.tensor_names import named_tensors
 from dslc.runtime.parallel.context_parallel import piece_of
 from dslc.runtime.parallel.unused_parameters import graph_nodes
@@ -90,6 +91,8 @@ def stepper(
         axis.add_up_shared(named)
         if counted is not None:
             number = counted(batch.samples, parameters, False)
+        if isinstance(loss_sum, PairSum):
+            parts.further.update(loss_sum.take_rewards())
         total = torch.stack(totals).sum() if totals else torch.zeros((), device=device)
         looks.between(batch, total, number)
         return StepResult(total, number, update())

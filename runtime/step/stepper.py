@@ -31,7 +31,7 @@ from dslc.compiler.trace.private_torch import lower_all, raise_all, scale_all
 from dslc.compiler.trace.structures import Structure, call
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.model.custom_losses import OwnSum
-from dslc.runtime.model.losses import count
+from dslc.runtime.model.losses import PairSum, count
 from dslc.runtime.parallel import context_parallel
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.parallel.unused_parameters import Varying
@@ -168,6 +168,8 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
             varying.drop()
         if counted is not None:
             number = counted(batch.samples, parameters, by_itself)
+        if isinstance(parts.loss, PairSum):
+            parts.further.update(parts.loss.take_rewards())
         return total, number
 
     return run
