@@ -431,16 +431,18 @@ def _worst_lines(report: DataReport) -> list[str]:
 
 
 def _conversation_lines(report: DataReport) -> list[str]:
-    """Returns what became of the conversations of `chat` sources."""
+    """Returns what became of the conversations of `chat` sources, and of the pairs of `preferences`."""
     lines = []
+    pairs = report.step.source == "preferences"
+    what, without = ("pairs", "an answer") if pairs else ("conversations", "messages")
     for counts in _conversation_counts(report):
         trained = counts["conversations"] - counts["empty"] - counts["without_target"]
         lines.append(
-            f"conversations: {trained:,} of {counts['conversations']:,} are trained on, with "
+            f"{what}: {trained:,} of {counts['conversations']:,} are trained on, with "
             f"{plural(counts['tokens'], 'token')} and {plural(counts['targets'], 'target')}"
         )
         lines.append(
-            f"left out: {counts['empty']:,} without messages, {counts['without_target']:,} without a target; cut off: "
+            f"left out: {counts['empty']:,} without {without}, {counts['without_target']:,} without a target; cut off: "
             f"{counts['cut_off']:,}"
         )
     return lines

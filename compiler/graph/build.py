@@ -37,6 +37,7 @@ from dslc.compiler.rules.analysis import Analysis, played
 from dslc.compiler.rules.data.images import picture_step
 from dslc.dsl.language.calls import Mixture, parts_of
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.preferences import ReferencedLoss
 from dslc.dsl.source import short_line
 
 
@@ -89,6 +90,7 @@ def _partial_data(analysis: Analysis) -> records.DataNode:
         validation_sets=workload.sets,
         split=workload.split,
         documents=document_end(job, analysis.source),
+        reference=job.model.loss.reference if isinstance(job.model.loss, ReferencedLoss) else "",
         visited=workload.visited,
         order=order_text(sources, sampler, workload.train, shuffle=job.data.shuffle),
         shuffle=job.data.shuffle,

@@ -132,6 +132,7 @@ def _ranks(plan: PlanGraph) -> tuple[RankNode, ...]:
 
 def _data(plan: PlanGraph) -> records.DataNode:
     step, batches, training = plan.one(p.DataStep), plan.one(records.Batches), plan.one(p.Training)
+    reference = next((loss.reference for _, loss in plan.of_kind(p.LossStep)), None)
     return records.DataNode(
         source=step.source,
         pictures=tuple(change for part in step.parts or (step,) for change in picture_changes(part.pictures)),
@@ -146,6 +147,7 @@ def _data(plan: PlanGraph) -> records.DataNode:
         validation_sets=step.validation_sets,
         split=step.split,
         documents=step.documents,
+        reference=reference.path or reference.kind if reference is not None else "",
         visited=step.visited,
         order=order_text(len(step.parts), step.sampler, step.train_samples, shuffle=step.shuffle),
         shuffle=step.shuffle,

@@ -340,6 +340,7 @@ class DataNode(Record):
     pictures: tuple[str, ...] = ()  # what they go through in training, by its names
     validation_sets: tuple[tuple[str, int], ...] = ()  # name and samples of sets that have names
     most_share: int = 0  # the largest share, if the run measures the shares
+    reference: str = ""  # of a loss of pairs: `initial`, `adapter_off`, or the path of weights; computed before step 1
     ahead: bool = False  # the outputs of all micro-batches are made first, as their loss compares them
 
 

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 
 from dslc.compiler.ir.actions import Payload, TrafficNode, handed_in
 from dslc.compiler.ir.memory import MemoryNode
-from dslc.compiler.ir.number_text import count_text, percent_text
+from dslc.compiler.ir.number_text import byte_text, count_text, percent_text, time_text
 from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode
 from dslc.compiler.ir.records import Layer, ShareNode, source_text
+from dslc.compiler.ir.steps import StreamStep
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement.schedules import ScheduledAction, ScheduleTable
 from dslc.dsl.record import Record, record
@@ -444,3 +445,24 @@ def rate_text(plan: PlanView) -> str:
     rows = 2 if plan.data.source == "preferences" else 1
     numbers = plan.data.batch * rows * tokens_per_sample
     return f"{count_text(numbers / plan.step_time)} {'tokens' if tokens else 'samples'}/s"
+
+
+def stream_text(stream: StreamStep) -> str:
+    """Describes the order of a stream."""
+    length = f"{plural(stream.length, 'sample')} a pass, " if stream.length else ""
+    readers_text = f", {stream.lanes} at a time" if stream.shards > 1 else ""
+    order_text = f", {plural(stream.window, 'sample')} shuffled at a time" if stream.window else ", in order"
+    return f"{length}{plural(stream.shards, 'shard')} of a stream{readers_text}{order_text}"
+
+
+def reference_text(plan: PlanView) -> str:
+    """Describes the pass that computes the reference's log-probabilities: its pairs, its time, and what it leaves."""
+    data = plan.data
+    known = [count for count in (data.train, data.validation, data.test) if count]
+    pairs = sum(known) if data.train is not None else None
+    time = ""
+    if plan.step is not None and plan.step.step_time is not None and pairs is not None:
+        forward = data.microbatches * sum(stage.forward for stage in plan.step.stages)
+        time = f", {time_text(forward * pairs / data.batch)} by the forward passes of a step"
+    kept = f", {byte_text(8 * pairs)} in the run directory" if pairs is not None else ""
+    return f"{data.reference}: a forward pass over {number_text(pairs, 'pairs')} before step 1{time}{kept}"

@@ -15,7 +15,6 @@ from dslc.compiler.ir.memory import KINDS, MemoryNode
 from dslc.compiler.ir.number_text import byte_text, count_text, flop_text, percent_text, time_text
 from dslc.compiler.ir.plan import PlanView, RankNode
 from dslc.compiler.ir.records import Schedule, TrainingNode
-from dslc.compiler.ir.steps import StreamStep
 from dslc.compiler.show.describe import (
     ORDER,
     UNKNOWN,
@@ -42,12 +41,14 @@ from dslc.compiler.show.describe import (
     of_all_dtypes,
     parts,
     rate_text,
+    reference_text,
     replica,
     replicas,
     share_rows,
     span_text,
     stage_layers,
     stages_of,
+    stream_text,
     time_source,
 )
 from dslc.dsl.words import either, plural
@@ -237,7 +238,10 @@ def _data(plan: PlanView) -> list[str]:
             (f"  {part.source}", f"{number_text(part.visited)} of {number_text(part.train)} in an epoch")
             for part in data.parts
         ),
-        ("training", _stream(data.stream) if data.stream else f"{number_text(data.train, 'samples')}, {data.order}"),
+        (
+            "training",
+            stream_text(data.stream) if data.stream else f"{number_text(data.train, 'samples')}, {data.order}",
+        ),
     ]
     if data.pictures:
         rows.append(("pictures", ", ".join(data.pictures)))
@@ -248,6 +252,8 @@ def _data(plan: PlanView) -> list[str]:
     rows += [(f"  {name}", number_text(samples, "samples")) for name, samples in data.validation_sets]
     if data.split != "none" and data.test != 0:
         rows.append(("test", number_text(data.test, "samples") + ", evaluated once, after the training"))
+    if data.reference:
+        rows.append(("reference", reference_text(plan)))
     if data.documents is not None:
         rows.append(("documents", f"each ends with token {data.documents}; attention, positions, targets stay within"))
     rows += [
@@ -264,14 +270,6 @@ def _data(plan: PlanView) -> list[str]:
     epoch = "" if data.stream and not data.stream.length else f"{number_text(data.steps_per_epoch)} an epoch, "
     rows.append(("steps", f"{epoch}{number_text(data.steps)} in all"))
     return table(rows)
-
-
-def _stream(stream: StreamStep) -> str:
-    """Describes the order of a stream."""
-    length = f"{plural(stream.length, 'sample')} a pass, " if stream.length else ""
-    readers_text = f", {stream.lanes} at a time" if stream.shards > 1 else ""
-    order_text = f", {plural(stream.window, 'sample')} shuffled at a time" if stream.window else ", in order"
-    return f"{length}{plural(stream.shards, 'shard')} of a stream{readers_text}{order_text}"
 
 
 def _samples(plan: PlanView) -> list[str]:
