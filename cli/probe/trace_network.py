@@ -375,6 +375,7 @@ def _traced_transformers(trial: Trial, network: TransformersNetwork) -> Findings
         _preload_adapters(job)
 
     padding: list[int | None] = []
+    documents: list[tuple[str, bool]] = []
     file = configuration_file(network, job.folder)
     depends = _cache_key(trial, [to_json(replace(step, line="")), file and digest_of(file)])
     trace_cache = TraceCache(depends)
@@ -385,6 +386,7 @@ def _traced_transformers(trial: Trial, network: TransformersNetwork) -> Findings
         import torch
 
         from dslc.compiler.trace.instantiate import TraceError
+        from dslc.runtime.model.documents import document_attention
         from dslc.runtime.model.transformers_model import build_transformers, check_configuration, longest, padding_of
 
         torch.set_num_threads(1)
@@ -395,6 +397,7 @@ def _traced_transformers(trial: Trial, network: TransformersNetwork) -> Findings
         def make() -> torch.nn.Module:
             model = build_transformers(step)
             padding.append(padding_of(model))
+            documents.append(document_attention(model, source.input.shape[0] if source.input else 0))
             limit, length = longest(model), source.input.shape[0] if source.input and source.input.shape else 0
             if source.input and source.input.dtype == "int64" and limit is not None and limit < length:
                 raise TraceError(
@@ -403,6 +406,8 @@ def _traced_transformers(trial: Trial, network: TransformersNetwork) -> Findings
             return model
 
         facts = _trace_module(trial, _add_adapter(trial, make), real)
+        mixes, is_masked = documents[0]
+        facts = replace(facts, mixes_documents=mixes, documents_masked=is_masked)
         return to_json(replace(facts, padding=None if step.structured else padding[0]))
 
     import_torch_for_children()

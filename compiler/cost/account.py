@@ -61,6 +61,7 @@ from dslc.compiler.placement.sharding import (
     zero1_partition,
 )
 from dslc.compiler.placement.staging import Staging
+from dslc.compiler.placement.workload import masks_documents
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.language.preferences import PreferenceLoss
@@ -179,7 +180,7 @@ class _Account:
         """Returns the bytes of the mask that keeps attention within documents, which all layers of a pass share: a
         number for each pair of positions.
         """
-        if not self._job.data.has_documents:
+        if not masks_documents(self._job, self._layout, self._model):
             return 0
         length = self._model.input.shape[0]
         return int(self._samples) * length * length * (2 if low_precision(self._job) else 4)

@@ -44,7 +44,15 @@ from dslc.compiler.placement.sharding import (
 )
 from dslc.compiler.placement.staging import Staging, boundary_tensors
 from dslc.compiler.placement.tensor_plan import TensorPlan
-from dslc.compiler.placement.workload import PartLoad, Workload, document_end, ignored, in_steps, steps_of
+from dslc.compiler.placement.workload import (
+    PartLoad,
+    Workload,
+    document_end,
+    ignored,
+    in_steps,
+    masks_documents,
+    steps_of,
+)
 from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.rules.data.images import picture_step
 from dslc.compiler.rules.parallelism.exchange import exchange_span
@@ -242,6 +250,7 @@ def model_step(analysis: Analysis) -> p.ModelStep:
         "weights": _weights(job, job.model.start) if job.model.start and job.model.start.path else None,
         "frozen": job.model.freeze,
         "documents": document_end(job, analysis.source),
+        "documents_masked": model is not None and masks_documents(job, analysis.layout, model),
         "adapter": adapter_step(job.model.adapter),
         "quantized": analysis.facts.model.quantized if analysis.facts.model is not None else (),
     }

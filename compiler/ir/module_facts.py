@@ -140,6 +140,8 @@ class ModelFacts(Record):
     head: str = ""  # the dense layer whose output is the model's, as it is
     looks: str = ""  # the operation by which its forward pass reads numbers: its figures are those of a few samples
     padding: int | None = None  # the padding token in its configuration
+    mixes_documents: str = ""  # the reason why the documents of a sequence cannot be kept apart
+    documents_masked: bool = False  # whether attention within documents takes a mask
     quantized: tuple[QuantizedWeight, ...] = ()  # frozen weights in 4 or 8 bits
     transposed: tuple[str, ...] = ()  # layers with an adapter whose weight has the input's dim first
     seams: tuple[SeamFacts, ...] = ()  # before each layer but the first, if the job has a pipeline

@@ -137,6 +137,7 @@ class ModelStep(Record):
     frozen: tuple[str, ...] = ()
     reset: bool = False
     documents: int | None = None  # the token that ends a document, within which attention and positions stay
+    documents_masked: bool = False  # whether attention masks other documents, rather than run for each
     adapter: AdapterStep | None = None
     quantized: tuple[QuantizedWeight, ...] = ()  # frozen weights that are kept in 4 or 8 bits
 

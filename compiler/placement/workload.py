@@ -11,10 +11,12 @@ from dataclasses import replace
 from typing import Literal
 
 from dslc.compiler.ir.facts import SourceFacts
+from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.steps import StreamStep
 from dslc.compiler.placement.epochs import Epoch, check_batch, counts, share_weights
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.losses import compares
+from dslc.compiler.placement.sharding import low_precision
 from dslc.compiler.placement.shares import deal, largest
 from dslc.compiler.placement.streams import stream_of
 from dslc.dsl.diagnostics import Diagnostic, Findings, judge, passes
@@ -224,6 +226,20 @@ def document_end(job: JobSpec, source: SourceFacts) -> int | None:
     if isinstance(job.data.source, c.Chat) and job.data.source.pack is not None:
         return int(source.found.get("filler", 0))
     return job.data.documents
+
+
+def masks_documents(job: JobSpec, layout: Layout, model: ModelGraph) -> bool:
+    """Returns whether attention within documents takes a mask of all pairs of positions (runtime/model/documents.py):
+    on a GPU in 32 bits, with a window that is shorter than the sequence, and with dropout of its scores.
+    """
+    if not job.data.has_documents:
+        return False
+    if layout.device == "cuda" and not low_precision(job):
+        return True
+    if model.traced is not None:
+        return model.traced.documents_masked
+    windows = (module.arguments.get("window") for module in model.root.walk()) if model.root is not None else ()
+    return any(window is not None and window < model.input.shape[0] for window in windows)
 
 
 def loss_divisor(job: JobSpec, source: SourceFacts) -> Counts:

@@ -60,7 +60,7 @@ def train(job: JobProgram, place: RankPlace, splits: Splits, device: torch.devic
     initial_weights.load(job.model, model)
     freeze_parameters(job.model, model)
     float8.apply(job.precision, model, device)
-    documents.apply(job.model.documents, model)
+    documents.apply(job.model.documents, model, masks=job.model.documents_masked)
     sample_draws.apply(job.draws, model, place.coordinates, job.axes)
     model.train()
     if job.observation is not None and job.observation.exact:

@@ -1,33 +1,62 @@
 """Documents in one sequence: attention and positions that stay within each.
 
 Model: a token ends a document. Attention sees the positions of its own document alone, and learned positions begin anew
-with each. Rotary positions need nothing: attention depends on the distance alone, and both are of one document.
+with each. Rotary positions depend on the distance alone. A network of `transformers` gets the positions as
+`position_ids`, and its attention by an implementation that is registered with the library's attention interface.
+
+Attention takes one of three ways, which the plan knows (`masks_documents`):
+    kernel      on a CPU, torch's flash kernel runs for each document and writes into one output; nothing is masked
+    varlen      on a GPU in 16 bits, `torch.nn.attention.varlen` runs over all documents at once
+    mask        elsewhere, the pairs of positions of different documents are masked; all layers of a pass share the mask
 
 Contract: `apply` changes modules in place; names and parameters stay. The output at a position, and its gradient, are
-the same as for its document alone, except for rounding. The mask is made once a pass, (batch, 1, length, length) in the
-dtype of the queries, and all layers with one window share it.
+the same as for its document alone, except for rounding. Without a mask, attention keeps the bytes that causal attention
+over the whole sequence keeps, and its arithmetic is that of the documents.
 
-Limits: attention is computed in full, over all pairs of positions, whatever the documents. What is masked depends on
-the last input that the model was given: a module is run again, for its gradient, before the next input.
+Limits: the host reads where documents end, for which it waits on a GPU. What is seen depends on the last input that the
+model was given: a module is run again, for its gradient, before the next input. The kernel of a GPU has not run here.
 """
 
 from __future__ import annotations
 
+import inspect
+from typing import Any, NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
+from dslc.runtime.model.errors import ModelError
 from dslc.runtime.model.llama_modules import GroupedAttention
 from dslc.runtime.model.modules import Attention, PositionalEmbedding
 
+ATTENTION = "dslc_documents"  # name of the implementation in the library
+_UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")  # what else changes the scores of attention
+
+
+class DocumentRange(NamedTuple):
+    """A document in a row of the batch: its positions from `first` up to `end`."""
+
+    row: int
+    first: int
+    end: int
+
+    @property
+    def place(self) -> tuple[slice, slice, slice]:
+        """Its part of a tensor (batch, heads, length, …)."""
+        return slice(self.row, self.row + 1), slice(None), slice(self.first, self.end)
+
 
 class Documents:
-    """The documents of the model's last input."""
+    """The documents of the model's last input; `masks` if attention takes a mask wherever it runs."""
 
-    def __init__(self, token: int) -> None:
-        self._token = token
+    def __init__(self, token: int, *, masks: bool = False) -> None:
+        self._token, self._is_masked = token, masks
         self._numbers = self.places = torch.empty(0)
         self._masks: dict[tuple[object, ...], Tensor] = {}
+        self._ranges: list[DocumentRange] | None = None
+        self._ends: Tensor | None = None
 
     def see(self, tokens: Tensor) -> None:
         """Takes an input, int64 of shape (batch, length)."""
@@ -37,14 +66,75 @@ class Documents:
         begins = F.pad(ends[:, :-1], (1, 0), value=True)
         self.places = positions - torch.where(begins, positions, 0).cummax(1).values
         self._masks.clear()
+        self._ranges = self._ends = None
+
+    @property
+    def ranges(self) -> list[DocumentRange]:
+        """The documents of the batch in order."""
+        if self._ranges is None:
+            self._ranges = []
+            for row, numbers in enumerate(self._numbers.tolist()):
+                first = 0
+                for end in range(1, len(numbers) + 1):
+                    if end == len(numbers) or numbers[end] != numbers[first]:
+                        self._ranges.append(DocumentRange(row, first, end))
+                        first = end
+        return self._ranges
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, window: int | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        is_causal: bool,
+        window: int | None = None,
+        scale: float | None = None,
+        dropout: float = 0.0,
     ) -> Tensor:
         """Returns attention within documents; all are (batch, heads, length, head_dim)."""
+        device = query.device.type
+        if torch.is_autocast_enabled(device):
+            low = torch.get_autocast_dtype(device)
+            query, key, value = query.to(low), key.to(low), value.to(low)
+        if not self._is_masked and dropout == 0 and query.shape[-1] == value.shape[-1]:
+            longest = max(document.end - document.first for document in self.ranges)
+            if device == "cpu" and (window is None or window >= longest):
+                output: Tensor = _KernelAttention.apply(query, key, value, self.ranges, is_causal, scale)
+                return output
+            if device == "cuda" and query.dtype in (torch.float16, torch.bfloat16) and (is_causal or window is None):
+                return self._varlen(query, key, value, is_causal, window, scale, longest)
         mask = self._mask(query.dtype, is_causal, window)
         grouped = key.shape[1] != query.shape[1]
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=grouped
+        )
+
+    def _varlen(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        is_causal: bool,
+        window: int | None,
+        scale: float | None,
+        longest: int,
+    ) -> Tensor:
+        """Returns attention of a GPU over the documents of all rows, one after another."""
+        from torch.nn.attention.varlen import varlen_attn
+
+        batch, heads, length, _ = query.shape
+        if self._ends is None:
+            ends = [document.row * length + document.end for document in self.ranges]
+            self._ends = torch.tensor([0, *ends], dtype=torch.int32, device=query.device)
+        rows = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]
+        sees = ((window or 0) - 1 if window else -1, 0) if is_causal else (-1, -1)
+        output: Any = varlen_attn(
+            *rows, self._ends, self._ends, longest, longest, scale=scale, window_size=sees,
+            enable_gqa=key.shape[1] != heads,
+        )  # fmt: skip
+        attended: Tensor = output.unflatten(0, (batch, length)).transpose(1, 2)
+        return attended
 
     @torch.no_grad()
     def _mask(self, dtype: torch.dtype, causal: bool, window: int | None) -> Tensor:
@@ -62,11 +152,65 @@ class Documents:
         return self._masks[kind]
 
 
-def apply(token: int | None, model: nn.Module) -> None:
-    """Keeps attention and learned positions of `model` within documents that `token` ends."""
+class _KernelAttention(torch.autograd.Function):
+    """Attention by torch's flash kernel for CPUs, document by document, into one output. It keeps what the kernel keeps
+    of a whole sequence. A document of one position attends to itself alone: its output is its value.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        ranges: list[DocumentRange],
+        is_causal: bool,
+        scale: float | None,
+    ) -> Tensor:
+        output = torch.empty_like(query)
+        wide = torch.promote_types(query.dtype, torch.float32)
+        sums = torch.empty(query.shape[0], query.shape[2], query.shape[1], dtype=wide).transpose(1, 2)
+        for document in ranges:
+            place = document.place
+            if document.end - document.first == 1:
+                output[place] = value[place].repeat_interleave(query.shape[1] // value.shape[1], 1)
+                continue
+            output[place], sums[place] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+                query[place], key[place], value[place], 0.0, is_causal, scale=scale
+            )
+        ctx.save_for_backward(query, key, value, output, sums)
+        ctx.call = ranges, is_causal, scale
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        query, key, value, output, sums = ctx.saved_tensors
+        ranges, is_causal, scale = ctx.call
+        gradients = [torch.empty_like(tensor.transpose(1, 2)).transpose(1, 2) for tensor in (query, key, value)]
+        for document in ranges:
+            place = document.place
+            if document.end - document.first == 1:
+                gradients[0][place] = gradients[1][place] = 0
+                gradients[2][place] = gradient[place].unflatten(1, (value.shape[1], -1)).sum(2)
+                continue
+            parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                gradient[place], query[place], key[place], value[place], output[place], sums[place], 0.0, is_causal,
+                scale=scale,
+            )  # fmt: skip
+            for whole, part in zip(gradients, parts, strict=True):
+                whole[place] = part
+        return *gradients, None, None, None
+
+
+def apply(token: int | None, model: nn.Module, *, masks: bool = False) -> None:
+    """Keeps attention and positions of `model` within documents that `token` ends."""
     if token is None:
         return
-    documents = Documents(token)
+    documents = Documents(token, masks=masks)
+    if hasattr(model, "set_attn_implementation"):
+        _apply_to_transformers(documents, model)
+        return
 
     def look(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         documents.see(inputs[0])
@@ -77,3 +221,68 @@ def apply(token: int | None, model: nn.Module) -> None:
         elif isinstance(module, PositionalEmbedding):
             module.documents = documents
     model.register_forward_pre_hook(look)
+
+
+# ----------------------------------------------------------------------------------------------------- transformers
+
+
+def _apply_to_transformers(documents: Documents, model: Any) -> None:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attend_in_transformers)
+    model.set_attn_implementation(ATTENTION)
+    for module in model.modules():
+        module.documents_of_input = documents
+
+    def look(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        documents.see(inputs[0])
+        return inputs, {**keywords, "position_ids": documents.places}
+
+    model.register_forward_pre_hook(look, with_kwargs=True)
+
+
+def _attend_in_transformers(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    **further: object,
+) -> tuple[Tensor, None]:
+    """Returns attention within documents, (batch, length, heads, head_dim), as the library's interface has it."""
+    names = [name for name in _UNSUPPORTED if further.get(name) is not None]
+    if names or attention_mask is not None:
+        raise ModelError(f"attention with `{(names or ['attention_mask'])[0]}` cannot be kept within documents")
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    output = module.documents_of_input.attend(
+        query, key, value, is_causal=causal, window=sliding_window, scale=scaling, dropout=dropout
+    )
+    return output.transpose(1, 2).contiguous(), None
+
+
+def document_attention(model: Any, length: int) -> tuple[str, bool]:
+    """Returns the reason why a network of `transformers` cannot keep documents apart, "" if it can; and whether its
+    attention then needs a mask for sequences of this length.
+    """
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    reasons = {
+        "its attention is not exchangeable in the library": not getattr(model, "_supports_attention_backend", False),
+        "its layers carry a state from one position to the next": getattr(model, "_is_stateful", False),
+        "it takes no `position_ids`": "position_ids" not in inspect.signature(model.forward).parameters,
+        "it has an encoder": config.is_encoder_decoder,
+        f"it has layers of `{min(kinds, default='')}`": bool(kinds),
+        "its attention is in chunks": getattr(config, "attention_chunk_size", None) is not None,
+        "it caps the scores of attention": getattr(config, "attn_logit_softcapping", None) is not None,
+        "its attention has sinks": any(name.endswith("sinks") for name, _ in model.named_parameters()),
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), "")
+    window = getattr(config, "sliding_window", None)
+    is_windowed = bool(window) and window < length and getattr(config, "use_sliding_window", True)
+    dropout = getattr(config, "attention_dropout", None) or getattr(config, "attn_pdrop", None) or 0
+    widths = {getattr(config, name, None) for name in ("v_head_dim", "qk_head_dim")}
+    return reason, bool(is_windowed or dropout or len(widths) > 1)

@@ -202,7 +202,7 @@ def _apply(job: JobProgram, plain: nn.Module, device: torch.device) -> None:
     tensor_parallel.apply(job, plain)  # before `forward` is replaced, and before each rank's share is cut into rows
     context_parallel.apply(job, plain)
     expert_parallel.apply(job, plain)
-    documents.apply(job.model.documents, plain)
+    documents.apply(job.model.documents, plain, masks=job.model.documents_masked)
     # Inside the gathering of parameters, which are then present when it runs again, and visible to the compiler. But
     # for modules that are recomputed whole and cut over a tensor axis, torch (2.13) would keep a mesh among the
     # tensors, and fail.

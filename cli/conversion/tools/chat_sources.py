@@ -10,7 +10,7 @@ from dslc.dsl.words import quoted
 
 _TYPES = ("chat_template", "sharegpt")  # the second in older versions
 _OWN_TEMPLATE = ("tokenizer_default", "tokenizer_default_fallback_chatml")
-_PACKING = "`pack = documents` needs attention of dslc's own: `transformers(…)` gets one conversation a sequence"
+_PACKING = "`pack = documents` takes one source, and a mixture has several"
 
 
 def read_conversations(reader: KeyReader, key: str) -> bool:
@@ -30,12 +30,17 @@ def read_conversations(reader: KeyReader, key: str) -> bool:
         reader.imply("train_on_inputs", "`train_on = assistant` is the default")
     length = reader.whole_number("sequence_len") or 512  # Axolotl's default
     arguments += f", max_length = {length}"
+    packs = reader.flag("sample_packing") and len(entries) == 1
+    if packs:
+        arguments += ", pack = documents"
     sources = [f"chat({_conversations(entry)}, {arguments})" for entry in entries]
     text = sources[0] if len(sources) == 1 else f"mixture([{', '.join(sources)}])"
     reader.draft.set("data.source", text, key)
     reader.carry(key, "data.source = chat(…)")
     reader.carry("sequence_len", f"data.source.max_length = {length}")
-    if reader.flag("sample_packing"):
+    if packs:
+        reader.carry("sample_packing", "data.source.pack = documents")
+    elif reader.flag("sample_packing"):
         reader.name("sample_packing", _PACKING)
     else:
         reader.imply("sample_packing", "a sequence holds one conversation, as by default")

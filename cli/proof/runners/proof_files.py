@@ -115,7 +115,7 @@ def load_network(job: JobProgram) -> nn.Module:
     network = build_model(job.model, torch.device("cpu"))
     initial_weights.load(job.model, network)
     freeze_parameters(job.model, network)
-    documents.apply(job.model.documents, network)
+    documents.apply(job.model.documents, network, masks=job.model.documents_masked)
     silence_dropout(network)
     loss = mean_loss(job.loss)
 

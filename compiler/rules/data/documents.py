@@ -11,6 +11,7 @@ from dslc.compiler.placement.tensor_plan import needs_whole
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.layers import TransformersNetwork
 from dslc.dsl.remedy import remedy, remove_field, set_field
 from dslc.dsl.source import Span
 
@@ -64,9 +65,21 @@ def _of_loss(job: JobSpec) -> Iterator[Reason]:
 
 
 def _of_network(job: JobSpec, model: ModelGraph | None) -> Iterator[Reason]:
-    if job.model.has_user_network:
+    if isinstance(job.model.network, TransformersNetwork):
+        if model is not None and model.traced is not None and model.traced.mixes_documents:
+            what = f"this network cannot keep documents apart: {model.traced.mixes_documents}"
+            yield (
+                what,
+                job.model.value_span("network"),
+                "a decoder with plain attention, such as Llama, Mistral or Qwen",
+            )
+    elif job.model.has_user_network:
         what = "attention can be kept within documents in dslc's own layers, and this network has others"
-        yield what, job.model.value_span("network"), "`gpt(…)`, `llama(…)`, or a list of layers with `attention`"
+        yield (
+            what,
+            job.model.value_span("network"),
+            "`transformers(…)`, `gpt(…)`, `llama(…)`, or a list of layers with `attention`",
+        )
     elif model is not None and model.root is not None and (mixes := needs_whole(model)) is not None:
         layer = model.layer_of(mixes)
         what = f"`{layer.kind if layer else mixes}` mixes positions of different documents"

@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers.launcher import Launcher
 from helpers.trained import agree, ready, train_job
 from torch import Tensor
 
+from dslc.compiler.ir.program import TransformersStep
 from dslc.jobs.check_job import check_one
 from dslc.runtime.data.sources.open_sources import open_source
 from dslc.runtime.model import documents
 from dslc.runtime.model.losses import count, loss_sum
 from dslc.runtime.model.meta_model import build_model
+from dslc.runtime.model.transformers_model import build_transformers
 
 END = 10  # the byte of a new line
 JOB = """
@@ -45,6 +48,13 @@ log {
 NETWORKS = {
     "gpt": "gpt(layers = 2, width = 16, heads = 2, context = 24, vocab = 256)",
     "llama": "llama(layers = 2, width = 16, heads = 4, kv_heads = 2, hidden = 24, context = 24, window = 5)",
+    "hub llama": """transformers("llama", num_hidden_layers = 2, hidden_size = 16, intermediate_size = 24,
+        num_attention_heads = 4, num_key_value_heads = 2, vocab_size = 256, max_position_embeddings = 24)""",
+    "hub gpt2": """transformers("gpt2", n_layer = 2, n_embd = 16, n_head = 2, vocab_size = 256, n_positions = 24,
+        attn_pdrop = 0.0, embd_pdrop = 0.0, resid_pdrop = 0.0)""",
+    "hub qwen3 window": """transformers("qwen3", num_hidden_layers = 2, hidden_size = 16, intermediate_size = 24,
+        num_attention_heads = 4, num_key_value_heads = 2, head_dim = 8, vocab_size = 256, sliding_window = 5,
+        use_sliding_window = true, max_window_layers = 1, max_position_embeddings = 24)""",
     "layers": "[embedding(width = 16), positional_embedding(), attention(heads = 2), layer_norm(), linear(256)]",
 }
 
@@ -62,7 +72,7 @@ def test_the_loss_and_the_gradient_are_those_of_each_document_alone(tmp_path: Pa
     program = ready(job_with(tmp_path, network)).program
     assert program.loss.counts == "kept"
     model = build_model(program.model, "cpu")
-    documents.apply(program.model.documents, model)
+    documents.apply(program.model.documents, model, masks=program.model.documents_masked)
     total = loss_sum(program.loss)
     inputs, targets = open_source(program.data).train.batch(torch.arange(4))
     assert (inputs == END).any(1).all() and torch.equal(targets == -100, inputs == END)
@@ -92,6 +102,13 @@ def test_the_loss_and_the_gradient_are_those_of_each_document_alone(tmp_path: Pa
     [
         ("gpt", ("devices.cpus=4", "parallelism.tensor=2", "parallelism.microbatches=2")),
         ("llama", ("devices.cpus=2", "parallelism.zero=3", "memory.recompute=full")),
+        *(
+            pytest.param("hub llama", ("devices.cpus=2", *plan), marks=pytest.mark.slow)
+            for plan in (
+                ("parallelism.zero=3", "memory.recompute=full", "train.precision=bf16"),
+                ("parallelism.tensor=2", "parallelism.microbatches=2"),
+            )
+        ),
     ],
 )
 def test_documents_train_over_ranks_as_in_one_process(
@@ -102,8 +119,60 @@ def test_documents_train_over_ranks_as_in_one_process(
     agree(one, train_job(launcher, job, *plan))
 
 
-def test_the_mask_is_in_the_account(tmp_path: Path) -> None:
+def test_a_network_of_the_library_computes_what_it_does_by_position_ids(tmp_path: Path) -> None:
+    """The library tells documents apart by their positions, as padding-free batches of TRL do: all in one row."""
+    program = ready(job_with(tmp_path, "hub llama")).program
+    model, plain = (build_model(program.model, "cpu").eval() for _ in range(2))
+    plain.load_state_dict(model.state_dict())
+    documents.apply(program.model.documents, model)
+    inputs, _ = open_source(program.data).train.batch(torch.arange(4))
+    ends = F.pad(inputs.flatten() == END, (1, 0), value=True)[:-1]
+    ends[:: inputs.shape[1]] = True
+    places = torch.arange(len(ends))
+    positions = places - torch.where(ends, places, 0).cummax(0).values
+    with torch.no_grad():
+        expected = plain(inputs.view(1, -1), position_ids=positions[None])
+        torch.testing.assert_close(model(inputs).view_as(expected), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_cannot_keep_documents_apart_is_refused() -> None:
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 32}
+    for name, arguments, reason in (
+        ("bloom", {"hidden_size": 16, "n_layer": 1, "n_head": 2, "vocab_size": 32}, "not exchangeable"),
+        ("gemma2", small | {"num_key_value_heads": 1, "head_dim": 8}, "caps the scores"),
+        ("gpt_oss", small | {"num_key_value_heads": 1, "num_local_experts": 2}, "sinks"),
+        ("lfm2", small | {"layer_types": ["conv"]}, "layers of `conv`"),
+    ):
+        with torch.device("meta"):
+            model = build_transformers(TransformersStep(name=name, arguments=arguments))
+        assert reason in documents.document_attention(model, 8)[0]
+
+
+@pytest.mark.slow
+def test_check_refuses_what_cannot_keep_documents_apart(tmp_path: Path) -> None:
     job = job_with(tmp_path, "gpt")
-    found = [check_one(str(job), list(settings))[1] for settings in ((), ("data.documents=none",))]
+    network = 'transformers("bloom", n_layer = 1, hidden_size = 16, n_head = 2, vocab_size = 256)'
+    job.write_text(job.read_text().replace(NETWORKS["gpt"], network))
+    report, _ = check_one(str(job), [], trace=True)
+    (error,) = [each for each in report.errors if each.code == "E0329"]
+    assert "not exchangeable" in error.message
+
+
+@pytest.mark.parametrize(
+    ("network", "settings", "masks"),
+    [
+        ("gpt", (), 0),
+        ("llama", (), 1),
+        ("llama", ("model.network.window=24",), 0),
+        pytest.param("hub llama", (), 0, marks=pytest.mark.slow),
+    ],
+)
+def test_a_mask_is_in_the_account_where_attention_takes_one(
+    tmp_path: Path, network: str, settings: tuple[str, ...], masks: int
+) -> None:
+    job = job_with(tmp_path, network)
+    found = [
+        check_one(str(job), list(changes), trace=True)[1] for changes in (settings, (*settings, "data.documents=none"))
+    ]
     one, other = (analysis.costs[0].memory.peak for analysis in found if analysis is not None)
-    assert one - other == 4 * 24 * 24 * 4  # samples, pairs of positions, bytes
+    assert one - other == masks * 4 * 24 * 24 * 4  # samples, pairs of positions, bytes
