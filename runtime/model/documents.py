@@ -43,6 +43,11 @@ class DocumentRange(NamedTuple):
     end: int
 
     @property
+    def length(self) -> int:
+        """The number of its positions."""
+        return self.end - self.first
+
+    @property
     def place(self) -> tuple[slice, slice, slice]:
         """Its part of a tensor (batch, heads, length, …)."""
         return slice(self.row, self.row + 1), slice(None), slice(self.first, self.end)
@@ -98,9 +103,11 @@ class Documents:
             low = torch.get_autocast_dtype(device)
             query, key, value = query.to(low), key.to(low), value.to(low)
         if not self._is_masked and dropout == 0 and query.shape[-1] == value.shape[-1]:
-            longest = max(document.end - document.first for document in self.ranges)
+            longest = max(document.length for document in self.ranges)
             if device == "cpu" and (window is None or window >= longest):
-                output: Tensor = _KernelAttention.apply(query, key, value, self.ranges, is_causal, scale)
+                output: Tensor = _KernelAttention.apply(  # type: ignore[no-untyped-call]
+                    query, key, value, self.ranges, is_causal, scale
+                )
                 return output
             if device == "cuda" and query.dtype in (torch.float16, torch.bfloat16) and (is_causal or window is None):
                 return self._varlen(query, key, value, is_causal, window, scale, longest)
@@ -127,12 +134,14 @@ class Documents:
         if self._ends is None:
             ends = [document.row * length + document.end for document in self.ranges]
             self._ends = torch.tensor([0, *ends], dtype=torch.int32, device=query.device)
-        rows = [tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value)]
-        sees = ((window or 0) - 1 if window else -1, 0) if is_causal else (-1, -1)
+        queries, keys, values = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
+        bounds, sees = self._ends, (-1, -1)
+        if is_causal:
+            sees = (window - 1 if window else -1, 0)
+        grouped = key.shape[1] != heads
         output: Any = varlen_attn(
-            *rows, self._ends, self._ends, longest, longest, scale=scale, window_size=sees,
-            enable_gqa=key.shape[1] != heads,
-        )  # fmt: skip
+            queries, keys, values, bounds, bounds, longest, longest, scale=scale, window_size=sees, enable_gqa=grouped
+        )
         attended: Tensor = output.unflatten(0, (batch, length)).transpose(1, 2)
         return attended
 
@@ -170,11 +179,9 @@ class _KernelAttention(torch.autograd.Function):
         output = torch.empty_like(query)
         wide = torch.promote_types(query.dtype, torch.float32)
         sums = torch.empty(query.shape[0], query.shape[2], query.shape[1], dtype=wide).transpose(1, 2)
-        for document in ranges:
-            place = document.place
-            if document.end - document.first == 1:
-                output[place] = value[place].repeat_interleave(query.shape[1] // value.shape[1], 1)
-                continue
+        rows, places = _single_positions(ranges)
+        output[rows, :, places] = value[rows, :, places].repeat_interleave(query.shape[1] // value.shape[1], 1)
+        for place in (document.place for document in ranges if document.length > 1):
             output[place], sums[place] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
                 query[place], key[place], value[place], 0.0, is_causal, scale=scale
             )
@@ -184,16 +191,15 @@ class _KernelAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, sums = ctx.saved_tensors
         ranges, is_causal, scale = ctx.call
         gradients = [torch.empty_like(tensor.transpose(1, 2)).transpose(1, 2) for tensor in (query, key, value)]
-        for document in ranges:
-            place = document.place
-            if document.end - document.first == 1:
-                gradients[0][place] = gradients[1][place] = 0
-                gradients[2][place] = gradient[place].unflatten(1, (value.shape[1], -1)).sum(2)
-                continue
+        rows, places = _single_positions(ranges)
+        for whole in gradients[:2]:
+            whole[rows, :, places] = 0
+        gradients[2][rows, :, places] = gradient[rows, :, places].unflatten(1, (value.shape[1], -1)).sum(2)
+        for place in (document.place for document in ranges if document.length > 1):
             parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 gradient[place], query[place], key[place], value[place], output[place], sums[place], 0.0, is_causal,
                 scale=scale,
@@ -201,6 +207,12 @@ class _KernelAttention(torch.autograd.Function):
             for whole, part in zip(gradients, parts, strict=True):
                 whole[place] = part
         return *gradients, None, None, None
+
+
+def _single_positions(ranges: list[DocumentRange]) -> tuple[list[int], list[int]]:
+    """Returns the rows and places of documents of one position, such as the filling at the end of a sequence."""
+    singles = [document for document in ranges if document.length == 1]
+    return [document.row for document in singles], [document.first for document in singles]
 
 
 def apply(token: int | None, model: nn.Module, *, masks: bool = False) -> None:
@@ -281,8 +293,8 @@ def document_attention(model: Any, length: int) -> tuple[str, bool]:
         "its attention has sinks": any(name.endswith("sinks") for name, _ in model.named_parameters()),
     }
     reason = next((reason for reason, holds in reasons.items() if holds), "")
-    window = getattr(config, "sliding_window", None)
-    is_windowed = bool(window) and window < length and getattr(config, "use_sliding_window", True)
+    window = getattr(config, "sliding_window", None) or length
+    is_windowed = window < length and getattr(config, "use_sliding_window", True)
     dropout = getattr(config, "attention_dropout", None) or getattr(config, "attn_pdrop", None) or 0
     widths = {getattr(config, name, None) for name in ("v_head_dim", "qk_head_dim")}
     return reason, bool(is_windowed or dropout or len(widths) > 1)

@@ -19,6 +19,10 @@ from dslc.runtime.model import documents
 from dslc.runtime.model.losses import count, loss_sum
 from dslc.runtime.model.meta_model import build_model
 from dslc.runtime.model.transformers_model import build_transformers
+from dslc.runtime.process.vision_library import let_torchvision_load
+
+let_torchvision_load()
+from transformers import CONFIG_MAPPING  # noqa: E402 - after torchvision
 
 END = 10  # the byte of a new line
 JOB = """
@@ -67,7 +71,10 @@ def job_with(folder: Path, network: str) -> Path:
     return job
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+SLOW = [pytest.param(name, marks=pytest.mark.slow) if name.startswith("hub") else name for name in NETWORKS]
+
+
+@pytest.mark.parametrize("network", SLOW)
 def test_the_loss_and_the_gradient_are_those_of_each_document_alone(tmp_path: Path, network: str) -> None:
     program = ready(job_with(tmp_path, network)).program
     assert program.loss.counts == "kept"
@@ -119,6 +126,79 @@ def test_documents_train_over_ranks_as_in_one_process(
     agree(one, train_job(launcher, job, *plan))
 
 
+SIZES = {
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "vocab_size": 64,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "head_dim": 8,
+    "attn_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "resid_pdrop": 0.0,
+    "num_local_experts": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "ffn_dim": 48,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "kv_lora_rank": 8,
+    "q_lora_rank": 8,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+    "first_k_dense_replace": 1,
+    "word_embed_proj_dim": 32,
+    "attention_dropout": 0.0,
+    "dropout": 0.0,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+}
+ARCHITECTURES = (
+    *("mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "phi", "phi3", "olmo2", "gpt_neox", "mixtral", "qwen3_moe"),
+    *("opt", "deepseek_v3", "smollm3", "granite", "cohere", "starcoder2", "glm4", "ernie4_5"),
+)
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES)]
+)
+def test_architectures_of_the_library_keep_documents_apart(name: str) -> None:
+    config = CONFIG_MAPPING[name]()
+    arguments = {key: value for key, value in SIZES.items() if key in config.to_dict() or key in config.attribute_map}
+    step = TransformersStep(name=name, arguments=arguments)
+    model, plain = build_transformers(step).eval(), build_transformers(step).eval()
+    plain.load_state_dict(model.state_dict())
+    inputs = torch.arange(48).reshape(2, 24) % 63 + 1
+    for row, place in ((0, 5), (0, 11), (1, 7), (1, 20), (1, 21), (1, 22)):
+        inputs[row, place] = 0
+    reason, is_masked = documents.document_attention(model, 24)
+    assert not reason and not is_masked
+    documents.apply(0, model)
+
+    def trained(network: torch.nn.Module, batches: list[Tensor]) -> tuple[float, Tensor]:
+        losses = [(network(batch).square() * torch.linspace(0.5, 1, 64)).sum() for batch in batches]
+        sum(losses).backward()
+        gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
+        return sum(loss.item() for loss in losses), torch.cat([gradient.flatten() for gradient in gradients])
+
+    one, other = trained(model, [inputs]), trained(plain, [part for row in inputs for part in parts_of(row)])
+    assert one[0] == pytest.approx(other[0], rel=1e-5)
+    assert (one[1] - other[1]).norm() < 1e-5 * other[1].norm()
+
+
+def parts_of(row: Tensor) -> list[Tensor]:
+    bounds = [0, *((row == 0).nonzero().flatten() + 1).tolist(), len(row)]
+    return [row[None, a:b] for a, b in pairwise(bounds) if b > a]
+
+
+@pytest.mark.slow
 def test_a_network_of_the_library_computes_what_it_does_by_position_ids(tmp_path: Path) -> None:
     """The library tells documents apart by their positions, as padding-free batches of TRL do: all in one row."""
     program = ready(job_with(tmp_path, "hub llama")).program
