@@ -43,11 +43,12 @@ def check_sequence_length(job: JobSpec) -> Iterator[Diagnostic]:
             continue
         if hasattr(network, "context"):
             return
+        name = "max_length" if isinstance(source, c.Chat) else "context"
         yield Diagnostic(
             "E0310",
             f"neither `{source.word}` nor the network says how long a sequence is",
             job.data.value_span("source"),
-            help=remedy(set_argument(source.span, "context", 128, f"`{source.word}(context = 128, …)`")),
+            help=remedy(set_argument(source.span, name, 128, f"`{source.word}({name} = 128, …)`")),
         )
 
 
