@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,7 +27,7 @@ from dslc.compiler.placement.sharding import low_copy, low_precision, splits_bac
 from dslc.compiler.rules.model.adapters import targets_any
 from dslc.compiler.rules.model.name_patterns import unmatched_patterns
 from dslc.dsl.diagnostics import Diagnostic, Findings, Report, judge, recorded
-from dslc.dsl.language.calls import NetworkLoss, parts_of
+from dslc.dsl.language.calls import Fp8, NetworkLoss, parts_of
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import PythonNetwork, TransformersNetwork
 from dslc.dsl.words import plural
@@ -138,6 +139,7 @@ def _trace_module(trial: Trial, construct: Callable[[], UserValue], real: RealBa
     from dslc.compiler.trace.batch import Example, Outputs, read_example
     from dslc.compiler.trace.devices import cpu_tensor_of_network
     from dslc.compiler.trace.low_copy import try_low_copy
+    from dslc.compiler.trace.memory import mark_float8_layers
     from dslc.compiler.trace.reuse.block_reuse import BlockReuse
     from dslc.compiler.trace.trace_model import trace_model
     from dslc.runtime.model.custom_losses import OwnSum
@@ -148,6 +150,8 @@ def _trace_module(trial: Trial, construct: Callable[[], UserValue], real: RealBa
 
     def keep() -> nn.Module:
         modules.append(construct())
+        if isinstance(job.train.precision, Fp8):
+            mark_float8_layers(modules[-1], job.train.precision)
         evaluation_modules[:] = modules_in_evaluation(modules[-1])
         return modules[-1]
 
@@ -159,7 +163,11 @@ def _trace_module(trial: Trial, construct: Callable[[], UserValue], real: RealBa
     target = example if isinstance(example, Example) else source.target
     outputs = Outputs(trial.files.outputs, target) if target is not None else None
     # Over the context axis positions are followed through all blocks.
-    reuse = BlockReuse(wanted=job.parallelism.context == 1)
+    # Patterns with a number may leave the layers of one block in 16 bits.
+    numbered = isinstance(job.train.precision, Fp8) and any(
+        re.search(r"[\d?[]", each) for each in job.train.precision.skip
+    )
+    reuse = BlockReuse(wanted=job.parallelism.context == 1 and not numbered)
     facts = trace_model(
         keep,
         example,
@@ -312,6 +320,7 @@ def _cache_key(trial: Trial, network: object) -> dict[str, object] | None:
         "samples": [repr(source_key(part)) for part in parts_of(job.data.source)],
         "seed": job.train.seed,
         "precision": to_json(trial.steps.precision),
+        "float8": repr(job.train.precision) if isinstance(job.train.precision, Fp8) else "",
         "units": repr((job.model, job.parallelism, job.memory)) if low_copy(job) else "",
         "pipeline": job.parallelism.pipeline > 1,
         "gpus": job.devices.gpus is not None,

@@ -10,17 +10,41 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from dslc.compiler.ir.memory import Halves, Working, WorkingSet, repeated_bytes
 from dslc.compiler.ir.tensors import dequantization_bytes
+from dslc.compiler.model.float8 import fits, product_moments, stays_in_bf16
 from dslc.compiler.trace.batch import LARGE, SMALL
-from dslc.compiler.trace.private_torch import Argument, Arguments, Operator, Options, is_cast, storages_of
+from dslc.compiler.trace.flops import flops_of
+from dslc.compiler.trace.private_torch import (
+    Argument,
+    Arguments,
+    Operator,
+    Options,
+    is_cast,
+    next_node_number,
+    running_node_number,
+    storages_of,
+)
 from dslc.compiler.trace.run import Run, TracedModule, storage, storage_bytes, tensors_of, total_of
+from dslc.dsl.language.calls import Fp8
 
 MemoryReference = weakref.ref[torch.UntypedStorage]
+
+
+_EMULATED = "float8_emulated"  # attribute of a dense layer that multiplies in 8 bits
+
+
+def mark_float8_layers(model: nn.Module, precision: Fp8) -> None:
+    """Lets the walks of a model have the memory of products in 8 bits, in the layers that have them."""
+    for name, layer in model.named_modules():
+        is_dense = type(layer) is nn.Linear and fits(layer.out_features, layer.in_features)
+        if is_dense and not stays_in_bf16(precision, name):
+            setattr(layer, _EMULATED, precision.emulate)
 
 
 class Reorders(NamedTuple):
@@ -74,6 +98,7 @@ class Walk(Run):
         # Of a weight: the layer, its numbers, the copy's memory.
         self._copies: dict[int, tuple[str, int, MemoryReference]] = {}
         self._weights = {storage(p): p.numel() for p in self.model.parameters()}
+        self._float8 = _Float8Products(self.model if low else None)
 
     def go(self) -> None:
         with torch.set_grad_enabled(self._gradients), self.running():
@@ -94,11 +119,19 @@ class Walk(Run):
         self._entry = self._live
 
     def operation(self, func: Operator, args: Arguments, kwargs: Options, result: object) -> None:
+        copies = is_cast(func)
+        if copies and not self.going_back and self._float8.is_copied(args, result):
+            return  # torchao makes no 16-bit copy of the weight
+        layer = self.of_node(self.steps[-1].layer if self.steps else "") if self.going_back else self.now
+        if flops_of(func, args, kwargs, result) is not None:
+            for size, fixed in self._float8.moments(args, result, self.samples, back=self.going_back):
+                level = self._live + self.samples * size
+                self.steps.append(Step(layer, self.going_back, level, self._entry, (), False, 0, None, fixed))
         results = []
         is_dequantization = func.name() == "dslc::dequantize"
         for tensor in tensors_of(result):
             key = storage(tensor)
-            if key in self.own or key in self._alive:
+            if key in self.own or key in self._alive or self._float8.is_copy(key):
                 continue
             places = storages_of(tensor)
             size = sum(place.nbytes() for place in places)
@@ -109,10 +142,8 @@ class Walk(Run):
                 results.append((size, tensor.numel()))
             self._live += size
             self._alive[key] = weakref.ref(places[0], self._release_callback(key, size))
-        copies = is_cast(func)
         if copies and not self.going_back and self.low:
             self._note_copy(args, result)
-        layer = self.of_node(self.steps[-1].layer if self.steps else "") if self.going_back else self.now
         stays = 0
         if self.going_back and self._first_half:
             stays = self._keep_gradients(layer, args)
@@ -123,6 +154,8 @@ class Walk(Run):
             weight: torch.Tensor = tensors_of(result)[0]
             made = dequantization_bytes(str(args[1]), weight.numel(), weight.element_size())
             dequantized += made - storage_bytes(weight)
+        if copies and self.going_back:
+            dequantized += self._float8.rounded_gradient(result)
         self.steps.append(
             Step(layer, self.going_back, self._live, self._entry, tuple(results), copies, stays, reorders, dequantized)
         )
@@ -168,6 +201,49 @@ class Walk(Run):
             self._live -= size
 
         return release
+
+
+class _Float8Products:
+    """The products in 8 bits of a model that runs under autocast; without a model there are none."""
+
+    def __init__(self, model: nn.Module | None) -> None:
+        layers = [layer for layer in model.modules() if hasattr(layer, _EMULATED)] if model is not None else []
+        self._layers = {storage(layer.weight): layer for layer in layers if layer.weight.requires_grad}
+        self._shapes = {tuple(layer.weight.shape) for layer in self._layers.values()}
+        self._copies: dict[int, nn.Module] = {}  # by the memory of autocast's copy of the weight
+        self._alive: list[torch.Tensor] = []  # the copies, so that no memory's identity is used again
+        self._of_node: dict[int, tuple[tuple[int, int], ...]] = {}  # moments of a backward pass
+
+    def is_copied(self, args: Arguments, result: object) -> bool:
+        """True if a cast is autocast's of the weight of a layer, which is noted."""
+        for tensor, copy in zip(tensors_of(args)[:1], tensors_of(result)[:1], strict=True):
+            if (layer := self._layers.get(storage(tensor))) is not None:
+                self._copies[storage(copy)] = layer
+                self._alive.append(copy)
+                return True
+        return False
+
+    def is_copy(self, key: int) -> bool:
+        return key in self._copies
+
+    def moments(self, args: Arguments, result: object, samples: int, *, back: bool) -> tuple[tuple[int, int], ...]:
+        """Returns the moments of a product in 8 bits; of a backward pass, which has several, at the first."""
+        if back:
+            return self._of_node.pop(running_node_number() or -1, ())
+        for tensor in tensors_of(args) if self._copies else ():
+            layer: Any = self._copies.get(storage(tensor))
+            if layer is not None:
+                rows = tensors_of(result)[0].numel() // layer.out_features // samples
+                emulated = getattr(layer, _EMULATED)
+                moments = product_moments(rows, layer.in_features, layer.out_features, emulated=emulated)
+                self._of_node[next_node_number() - 1] = moments.backward
+                return moments.forward
+        return ()
+
+    def rounded_gradient(self, result: object) -> int:
+        """Returns the bytes of the 16-bit gradient of a weight, beside which a cast makes that in float32."""
+        (tensor,) = tensors_of(result)[:1]
+        return 2 * tensor.numel() if tuple(tensor.shape) in self._shapes else 0
 
 
 def _reorders(args: Sequence[Argument]) -> Reorders | None:

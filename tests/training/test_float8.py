@@ -13,7 +13,7 @@ import torch
 from helpers.job_texts import SENTENCES, job_text
 from helpers.launcher import Launcher
 from helpers.measured_memory import Case, measure
-from helpers.tiny_llama import save_llama
+from helpers.tiny_llama import TINY_LLAMA, save_llama
 from helpers.trained import Trained, agree, ready, train_job
 from torch import Tensor, nn
 
@@ -160,6 +160,17 @@ def test_a_network_of_transformers_as_a_loop_with_torchao(folder: Path, launcher
     compare(trained, train_by_hand(model, samples, "tensorwise", 1), exact=True)
     in_stages = train_job(launcher, folder / "llama.plt", "data.shuffle=false", *PLANS["pipeline"])
     agree(trained, in_stages, losses=0.02, weights=None)
+
+
+@pytest.mark.long
+def test_the_account_of_a_traced_network_has_the_casts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in (("hidden_size", 256), ("intermediate_size", 512)):
+        monkeypatch.setitem(TINY_LLAMA, name, size)
+    save_llama(folder / "wide")
+    text = (folder / "llama.plt").read_text().replace('"saved"', f'"{folder}/wide"')
+    found = measure(text.replace('"sentences:', f'"{folder}/sentences:'))
+    assert "matmul_with_hp_or_float8" in found.when
+    assert abs(found.error) <= 0.02, (found.error, found.predicted, found.at_peak, found.when)
 
 
 EMULATED = "fp8(emulate = true)"
