@@ -10,7 +10,7 @@ from dslc.conversion.key_reader import KeyReader
 from dslc.conversion.key_table import key_table
 from dslc.conversion.logger_keys import put_logger
 from dslc.conversion.tools.axolotl_checks import check_combinations
-from dslc.conversion.tools.chat_sources import read_conversations
+from dslc.conversion.tools.chat_sources import read_conversations, read_pairs
 from dslc.conversion.tools.data_sources import read_text_data
 from dslc.conversion.tools.trainer_settings import (
     QUANTIZED_LOADS,
@@ -53,7 +53,7 @@ def read_axolotl(file: ConfigFile, draft: Draft) -> None:
     read_model(reader, "base_model")
     set_token_source(reader, "sequence_len")
     data = "pretraining_dataset" if reader.has("pretraining_dataset") else "datasets"
-    if not read_conversations(reader, data):
+    if not read_pairs(reader, data) and not read_conversations(reader, data):
         read_text_data(reader, data)
     _read_adapter(reader)
     _read_loss(reader, plugins)

@@ -1,4 +1,4 @@
-"""Reads the conversations that an Axolotl configuration names: `datasets` of the type `chat_template`."""
+"""Reads the conversations or the pairs of answers in an Axolotl configuration: `datasets` of type `chat_template`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dslc.conversion.key_reader import KeyReader
 from dslc.dsl.json_value import Json
 from dslc.dsl.words import quoted
 
+_PAIR_LOSSES = ("dpo", "ipo", "orpo", "simpo")
+_RENAMED = frozenset({"field_messages", "field_chosen", "field_rejected", "message_property_mappings"})
 _TYPES = ("chat_template", "sharegpt")  # the second in older versions
 _OWN_TEMPLATE = ("tokenizer_default", "tokenizer_default_fallback_chatml")
 _PACKING = "`pack = documents` takes one source, and a mixture has several"
@@ -44,6 +46,38 @@ def read_conversations(reader: KeyReader, key: str) -> bool:
         reader.name("sample_packing", _PACKING)
     else:
         reader.imply("sample_packing", "a sequence holds one conversation, as by default")
+    return True
+
+
+def read_pairs(reader: KeyReader, key: str) -> bool:
+    """Sets the source and the loss of a training on pairs of answers. Returns False if a job cannot say them."""
+    word, value = reader.text("rl"), reader.file.value(key)
+    entries = [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+    model = reader.draft.settings.get("model.weights")
+    if word not in _PAIR_LOSSES or len(entries) != 1 or model is None:
+        return False
+    kind, renamed = str(entries[0].get("type") or "chat_template"), _RENAMED & entries[0].keys()
+    if not kind.startswith("chat_template") or renamed or not entries[0].get("path"):
+        return False
+    arguments = {"beta": "orpo_alpha" if word == "orpo" and reader.has("orpo_alpha") else "rl_beta"}
+    arguments |= {"gamma": "simpo_gamma"} if word == "simpo" else {}
+    given = {name: reader.number(its_key) for name, its_key in arguments.items()}
+    if given["beta"] is None:
+        given["beta"] = 0.1  # TRL's default
+    texts = [f"{name} = {number}" for name, number in given.items() if number is not None]
+    reader.put("rl", "model.loss", f"{word}({', '.join(texts)})")
+    for name, its_key in arguments.items():
+        if given[name] is not None and reader.has(its_key):
+            reader.carry(its_key, f"model.loss.{name} = {given[name]}")
+    source = f"tokenizer = {model.text}"
+    if template := _template(reader):
+        source += f", template = {template}"
+    length = reader.whole_number("sequence_len") or 512  # Axolotl's default
+    reader.draft.set("data.source", f"preferences({_conversations(entries[0])}, {source}, max_length = {length})", key)
+    reader.carry(key, "data.source = preferences(…)")
+    reader.carry("sequence_len", f"data.source.max_length = {length}")
+    reader.imply("train_on_inputs", "the loss counts the answers alone")
+    reader.imply("sample_packing", "a row holds one answer")
     return True
 
 

@@ -51,6 +51,8 @@ def read_pair(row: object, place: str) -> PreferencePair:
     if missing:
         has = ", ".join(f"`{key}`" for key in list(row)[:12]) or "nothing"
         raise ConversationError(f"{place}: it has no `{missing[0]}`, but {has}", _SHAPE)
+    if isinstance(row["chosen"], Mapping) and "prompt" not in row:  # as Axolotl has them, after `messages`
+        row = {**row, "prompt": row.get("messages")}
     chosen, rejected = (_answer(row[name], f"{place}, `{name}`") for name in ("chosen", "rejected"))
     prompt = _answer(row["prompt"], f"{place}, `prompt`") if row.get("prompt") is not None else None
     tools = read_tools(row.get("tools"), place)
@@ -75,6 +77,7 @@ def _common_length(chosen: Answer, rejected: Answer) -> int:
 def _answer(value: object, place: str) -> Answer:
     if isinstance(value, str):
         return value
+    value = [value] if isinstance(value, Mapping) else value
     if isinstance(value, list | tuple):
         return tuple(read_message(message, f"{place}, message {n}") for n, message in enumerate(value, 1))
     raise ConversationError(f"{place} is {named_kind(value)}, and neither a text nor a list of messages", _SHAPE)

@@ -84,6 +84,8 @@ def test_a_prompt_within_the_answers_is_what_they_have_in_common(tmp_path: Path)
     implicit = pairs_of(tmp_path, [{"prompt": "Is it?", "chosen": USER + YES, "rejected": USER + NO}])
     for one, other in zip(explicit, implicit, strict=True):
         assert torch.equal(one, other)
+    of_axolotl = pairs_of(tmp_path, [{"messages": USER, "chosen": YES[0], "rejected": NO[0]}])
+    assert torch.equal(explicit[1], of_axolotl[1])
     pair = read_pair({"chosen": "The sky is blue.", "rejected": "The sky is green."}, "")
     assert (pair.prompt, pair.chosen, pair.rejected) == ("The sky is", " blue.", " green.")
 
