@@ -2,7 +2,7 @@
 
 Model: it reads its orders from standard input, says `ready` once it knows the records of earlier starts, opens the
 loggers, and follows metrics.jsonl until SIGTERM, or until its parent is gone. Then it reads the rest, adds the report
-and ends the loggers' runs.
+and ends the loggers' runs. Each logger has a thread, so that a service that does not answer holds up no other logger.
 
 Contract: a logger that fails misses records, and is called no more after `TRIES` failures in a row. It is noted once
 when that happens, and at the end. A failure of a required logger asks the training to stop after its step.
@@ -17,6 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from dslc.compiler.facts.untrusted_files import replacing
@@ -38,6 +39,18 @@ class FedLogger:
         self._word, self._arguments = orders["word"], orders["arguments"]
         self._run: LibraryRun | None = None
         self._missed, self._in_a_row, self._reason = 0, 0, ""
+        self._thread, self._calls = ThreadPoolExecutor(max_workers=1), list[Future[None]]()
+
+    def submit(self, act: Callable[..., None], *arguments: object) -> None:
+        """Has the logger's thread call `act`, after what was submitted before."""
+        self._calls = [call for call in self._calls if not call.done() or call.exception() is not None]
+        self._calls.append(self._thread.submit(act, *arguments))
+
+    def wait(self) -> None:
+        """Waits for the logger's thread. Raises what one of the calls has raised."""
+        self._thread.shutdown()
+        for call in self._calls:
+            call.result()
 
     @property
     def identity(self) -> str:
@@ -114,7 +127,8 @@ class Feed:
 
     def __init__(self, orders: Mapping[str, Any]) -> None:
         self._orders, self._folder = orders, orders["folder"]
-        self._records = RecordFollower(self._folder)
+        self._records, self._lock = RecordFollower(self._folder), threading.Lock()
+        self._identities: dict[str, str] = dict(orders["runs"])
         self._files = {name: self._signature(name) for name in _LATER_FILES}  # of an earlier start
         keys = logger_keys([logger["word"] for logger in orders["loggers"]])
         self._loggers = [
@@ -122,30 +136,33 @@ class Feed:
         ]
 
     def open(self) -> None:
-        """Opens each logger, keeps the identities of the runs, and adds the files known before the start."""
-        runs = dict(self._orders["runs"])
+        """Has each logger opened, and given the files known before the start."""
         for logger in self._loggers:
-            facts = RunFacts(
-                folder=self._folder,
-                job=self._orders["job"],
-                settings=self._orders["settings"],
-                previous=runs.get(logger.key, ""),
-            )
-            logger.open(facts)
-            if logger.identity:
-                runs[logger.key] = logger.identity
-        for place in self._orders["identity_folders"]:
-            os.makedirs(place, exist_ok=True)
-            with replacing(os.path.join(place, RUNS)) as file:
-                json.dump(runs, file)
+            logger.submit(self._open, logger)
         for name in _INITIAL_FILES:
             self._add_file(name)
+
+    def _open(self, logger: FedLogger) -> None:
+        """Opens a logger and keeps the identity of its run."""
+        facts = RunFacts(
+            folder=self._folder,
+            job=self._orders["job"],
+            settings=self._orders["settings"],
+            previous=self._orders["runs"].get(logger.key, ""),
+        )
+        logger.open(facts)
+        with self._lock:
+            self._identities |= {logger.key: logger.identity} if logger.identity else {}
+            for place in self._orders["identity_folders"]:
+                os.makedirs(place, exist_ok=True)
+                with replacing(os.path.join(place, RUNS)) as file:
+                    json.dump(self._identities, file)
 
     def pass_on(self) -> None:
         """Passes new records on, and the files that have been written since the last call."""
         for record in self._records.new():
             for logger in self._loggers:
-                logger.log(record)
+                logger.submit(logger.log, record)
         for name in _LATER_FILES:
             signature = self._signature(name)
             if signature not in (None, self._files[name]) and self._has_end(name):
@@ -158,12 +175,14 @@ class Feed:
         status = read_status(self._folder)
         state = "failed" if status is None or status.state in ALIVE else status.state
         for logger in self._loggers:
-            logger.close(state)
+            logger.submit(logger.close, state)
+        for logger in self._loggers:
+            logger.wait()
 
     def _add_file(self, name: str) -> None:
         path = os.path.join(self._folder, name)
         for logger in self._loggers if os.path.exists(path) else ():
-            logger.add_file(path)
+            logger.submit(logger.add_file, path)
 
     def _signature(self, name: str) -> tuple[int, int, int] | None:
         try:

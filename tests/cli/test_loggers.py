@@ -6,7 +6,8 @@ import csv
 import importlib.util
 import json
 import struct
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.loggers import LibraryLogger
 from dslc.dsl.meaning.load import load_text
 from dslc.jobs.check_job import check_one
+from dslc.loggers import libraries
 from dslc.loggers.feed import Feed, logger_keys
+from dslc.loggers.libraries import CSVRun, RunFacts
 from dslc.loggers.start import RUNS, feed_loggers, logger_orders, previous_runs, settings_of
 from dslc.runtime.process.records import NOTES
 from dslc.runtime.process.run_status import RunStatus, begin, is_asked_to_stop, write_status
@@ -114,6 +117,7 @@ def test_event_files_have_numbers_the_job_and_the_diagram(folder: Path) -> None:
     assert events.Images("plan")[0].width >= 8
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed: dslc[mlflow]")
 def test_mlflow_has_one_run_over_both_starts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow.tracking import MlflowClient
@@ -206,16 +210,41 @@ def test_a_logger_that_fails_is_noted_and_one_that_is_required_stops_the_trainin
     notes = (folder / NOTES).read_text()
     assert "the logger `csv` gets no records, as it cannot be opened (IsADirectoryError" in notes
     assert "the logger `csv` missed 2 records (NotADirectoryError" in notes and not is_asked_to_stop(str(folder))
-    feed_of(folder, "csv(required = true)").open()
+    required = feed_of(folder, "csv(required = true)")
+    required.open()
+    required.close()
     assert "it is required, so the training stops after its step" in (folder / NOTES).read_text()
     assert is_asked_to_stop(str(folder))
 
 
-def test_a_logger_is_called_no_more_after_some_failures(folder: Path) -> None:
+def test_a_logger_that_hangs_holds_up_no_other(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+
+    class Hangs(CSVRun):
+        def __init__(self, arguments: Mapping[str, Any], facts: RunFacts) -> None:
+            answered.wait()
+            super().__init__(arguments, facts)
+
+    monkeypatch.setitem(libraries.LIBRARIES, "wandb", lambda arguments, facts: Hangs({"dir": str(folder / "w")}, facts))  # type: ignore[arg-type]
+    feed = feed_of(folder, "wandb(), csv()")
+    feed.open()
+    write_records(folder, record(1, 2.0))
+    feed.pass_on()
+    while not (folder / "metrics.csv").exists() or "1,train,2.0" not in (folder / "metrics.csv").read_text():
+        threading.Event().wait(0.01)
+    answered.set()
+    feed.close()
+    assert "1,train,2.0" in (folder / "w" / "metrics.csv").read_text()
+
+
+def test_a_logger_is_called_no_more_after_some_failures(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fails(CSVRun):
+        def log(self, record: dict[str, Any]) -> None:
+            raise ConnectionError("no answer")
+
+    monkeypatch.setitem(libraries.LIBRARIES, "csv", Fails)  # type: ignore[arg-type]
     feed = feed_of(folder, "csv()")
     feed.open()
-    (folder / "metrics.csv").unlink()
-    (folder / "metrics.csv").mkdir()
     write_records(folder, *(record(step, 1.0) for step in range(1, 6)))
     feed.close()
     notes = (folder / NOTES).read_text().splitlines()
