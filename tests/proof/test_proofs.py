@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from dslc.conversion.convert import convert
 from dslc.main import main
@@ -100,6 +101,13 @@ CONFIGURATIONS = {
         "axolotl.json",
         {"base_model": "tiny", "datasets": [{"path": "a.jsonl", "type": "completion"}], "micro_batch_size": 2,
          "gradient_accumulation_steps": 2, "max_steps": 12, "learning_rate": 0.01, "optimizer": "adamw_torch"},
+    ),
+    "axolotl, FSDP 2": (
+        "axolotl.json",
+        {"base_model": "tiny", "datasets": [{"path": "a.jsonl", "type": "completion"}], "micro_batch_size": 2,
+         "max_steps": 12, "learning_rate": 0.01, "optimizer": "adamw_torch", "fsdp_version": 2,
+         "fsdp_config": {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "offload_params": True,
+                         "transformer_layer_cls_to_wrap": "LlamaDecoderLayer", "reshard_after_forward": True}},
     ),
     "lightning": (
         "trainer.json",
@@ -222,6 +230,17 @@ def test_settings_that_cpus_do_not_run_are_named() -> None:
     assert config["micro_batch_size"] == 2 and "lora_r" not in config
     assert changes == ["bf16 is off: both train in fp32", "rl is off: the loss is the job's",
                        "optimizer adamw_bnb_8bit -> adamw_torch"]  # fmt: skip
+    fsdp = {"fsdp_version": 2, "fsdp_config": {"fsdp_offload_params": True, "transformer_layer_cls_to_wrap": "Block"}}
+    one = replace(setup(fsdp), ranks=1)
+    assert axolotl_runner.adapt_config(one)[1] == ["fsdp_config is off: one rank shards nothing"]
+    assert not axolotl_runner.shards_by_fsdp(one) and axolotl_runner.shards_by_fsdp(setup(fsdp))
+    config, changes = axolotl_runner.adapt_config(setup(fsdp))
+    network = torch.nn.ModuleDict({"blocks": torch.nn.ModuleList([torch.nn.Linear(2, 2) for _ in range(2)])})
+    changes += axolotl_runner.adapt_fsdp(config, network)
+    assert [change.partition(" ")[0] for change in changes] == [
+        "FSDP", "fsdp_config.offload_params", "fsdp_config.transformer_layer_cls_to_wrap"
+    ]  # fmt: skip
+    assert config["fsdp_config"]["transformer_layer_cls_to_wrap"] == "Linear" and config["fsdp_version"] == 2
 
     stated = {"trainer": {"strategy": "fsdp", "devices": 8}}
     arguments, changes = lightning_runner.adapt_trainer(setup(stated), {"strategy", "devices"}, lambda _: "no GPU")

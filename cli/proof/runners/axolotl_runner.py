@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from dslc.proof.runners.accelerate_state import engine_title
+from dslc.proof.runners.accelerate_state import blocks_of, engine_title, start_engine_on_cpus
 from dslc.proof.runners.proof_files import Curve, ProofSetup, leave_curve, load_network, load_program, read_setup
 from dslc.proof.runners.transformers_runner import load_rows, record_trainer
 
@@ -33,9 +33,6 @@ _OFF = {
     "sample_packing": "the samples are the job's",
     "eval_sample_packing": "",
     "pad_to_sequence_len": "",
-    "fsdp": "the ranks hold copies, by DDP: the updates are the same",
-    "fsdp_config": "",
-    "fsdp_version": "",
     "deepspeed": "the ranks hold copies, by DDP: the updates are the same",
     "tensor_parallel_size": "the ranks share the samples out",
     "context_parallel_size": "the ranks share the samples out",
@@ -69,6 +66,12 @@ _OFF = {
     "dataloader_num_workers": "",
     "dataloader_prefetch_factor": "",
 }
+_FSDP_OFF = {
+    "activation_checkpointing": "nothing is recomputed: the updates are the same",
+    "offload_params": "all memory is the host's here",
+    "cpu_offload_pin_memory": "",
+    "transformer_layer_cls_to_wrap": "the blocks of this network are wrapped",
+}
 _SMALL_STATE = ("8bit", "4bit", "paged", "fused", "torchao", "apex", "bnb", "fp8")
 _MACHINE = {"bf16": False, "fp8": False, "tf32": False, "n_gpu": 1, "compute_capability": ""}
 
@@ -76,6 +79,10 @@ _MACHINE = {"bf16": False, "fp8": False, "tf32": False, "n_gpu": 1, "compute_cap
 def adapt_config(setup: ProofSetup) -> tuple[dict[str, Any], list[str]]:
     """Returns the configuration for CPUs and these ranks, and what was changed for it."""
     config, changes = dict(setup.config), []
+    if not shards_by_fsdp(setup):
+        for key in [key for key in config if key.startswith("fsdp")]:
+            if config.pop(key) and key != "fsdp_version":
+                changes.append(f"{key} is off: one rank shards nothing")
     for key, reason in _OFF.items():
         value = config.pop(key, None)
         if reason and value not in (None, False, "", 0, []):
@@ -102,6 +109,40 @@ def adapt_config(setup: ProofSetup) -> tuple[dict[str, Any], list[str]]:
     return config, changes
 
 
+def shards_by_fsdp(setup: ProofSetup) -> bool:
+    """True if several ranks train, and the configuration names FSDP for them."""
+    return setup.ranks > 1 and bool(setup.config.get("fsdp") or setup.config.get("fsdp_config"))
+
+
+def adapt_fsdp(config: dict[str, Any], network: Any) -> list[str]:
+    """Changes the configuration of FSDP for CPUs and the network of the job, and returns what was changed."""
+    settings = {key.removeprefix("fsdp_"): value for key, value in dict(config.get("fsdp_config") or {}).items()}
+    changes = ["FSDP over gloo: the state of Accelerate is made on CPUs, where the Trainer chooses DDP by itself"]
+    for key, reason in _FSDP_OFF.items():
+        if settings.get(key) and reason:
+            changes.append(f"fsdp_config.{key} {settings[key]} is off: {reason}")
+        settings.pop(key, None)
+    blocks = sorted({type(block).__name__ for block in blocks_of(network)})
+    settings.update(sync_module_states=False, cpu_ram_efficient_loading=False)
+    if blocks:
+        settings.update(auto_wrap_policy="TRANSFORMER_BASED_WRAP", transformer_layer_cls_to_wrap=",".join(blocks))
+    config["fsdp_config"] = settings
+    config.pop("fsdp", None)
+    return changes
+
+
+def start_fsdp(config: Any) -> None:
+    """Starts FSDP as Axolotl does: by the variables of Accelerate, and FSDP 2 with its own preparation of a model."""
+    from axolotl.monkeypatch.accelerate.fsdp2 import patch_accelerate_fsdp2
+    from axolotl.utils.trainer import setup_fsdp_envs
+
+    config.accelerator_config = {"use_configured_state": True}
+    setup_fsdp_envs(config)
+    start_engine_on_cpus("fsdp")
+    if str(config.fsdp_version) == "2":
+        patch_accelerate_fsdp2()
+
+
 def main(folder: str) -> None:
     os.environ["AXOLOTL_DO_NOT_TRACK"] = "1"
     from importlib.metadata import version
@@ -115,13 +156,26 @@ def main(folder: str) -> None:
     setup = read_setup(folder)
     job, place = load_program(folder)
     adapted, changes = adapt_config(setup)
+    network, sharded = load_network(job), shards_by_fsdp(setup)
+    if sharded:
+        changes += adapt_fsdp(adapted, network)
     curve = Curve(name=f"Axolotl {version('axolotl')}", changes=changes)
     config = validate_config(DictDefault(adapted), _MACHINE, {"torch_version": version("torch").partition("+")[0]})
+    if sharded:
+        start_fsdp(config)
     config.output_dir = os.path.join(folder, "axolotl")
     config.datasets = config.pretraining_dataset = None
     config.remove_unused_columns = False
     rows = [{key: value.numpy() for key, value in row.items()} for row in load_rows(job, place, setup, curve)]
-    recorded, recorder = record_trainer(AxolotlTrainer, curve, setup)
+
+    class StatefulTrainer(AxolotlTrainer):  # type: ignore[misc]
+        """Axolotl's trainer, which else forgets the state of Accelerate that was made for CPUs."""
+
+        def create_accelerator_and_postprocess(self) -> None:
+            self.args.accelerator_config.use_configured_state = sharded
+            super().create_accelerator_and_postprocess()
+
+    recorded, recorder = record_trainer(StatefulTrainer, curve, setup)
 
     class ProofBuilder(HFCausalTrainerBuilder):  # type: ignore[misc]
         """Axolotl's builder, for the network and the samples of the job."""
@@ -135,7 +189,7 @@ def main(folder: str) -> None:
         def hook_pre_create_training_args(self, arguments: dict[str, Any]) -> dict[str, Any]:
             return {
                 **arguments,
-                "use_cpu": True,
+                "use_cpu": not sharded,
                 "train_sampling_strategy": "sequential",
                 "curriculum_sampling": True,
                 "dataloader_num_workers": 0,
@@ -143,7 +197,7 @@ def main(folder: str) -> None:
                 "disable_tqdm": True,
             }
 
-    builder = ProofBuilder(config, load_network(job), None)
+    builder = ProofBuilder(config, network, None)
     builder.train_dataset = Dataset.from_list(rows).with_format("torch")
     trainer = builder.build(setup.length)
     trainer.add_callback(recorder)
