@@ -70,6 +70,8 @@ def layout_text(ready: Ready) -> str:
     parts = [f"{ranks} rank{'s' if ranks > 1 else ''}"]
     parts += [f"{axis} {sizes[axis]}" for axis in ("pipeline", "tensor", "context") if sizes[axis] > 1]
     parts.append(f"zero {parallelism.zero}")
+    if parallelism.expert > 1:
+        parts.append(f"expert {parallelism.expert}")
     if parallelism.replicas > 1:
         parts.append(f"{parallelism.replicas} replicas")
     if ready.program.microbatches > 1:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import gcd
 from typing import Any
 
 from dslc.compiler.facts.sources import context_of, source_facts
@@ -87,6 +88,8 @@ def shrink_job(job: JobSpec, layout: Layout, gpus_here: int) -> tuple[JobSpec, t
     replicas = job.parallelism.replicas
     kept = next(count for count in range(min(replicas, sizes["data"]), 0, -1) if sizes["data"] % count == 0)
     smaller("replicas", replicas, kept)
+    expert = gcd(job.parallelism.expert, sizes["data"] // kept)
+    smaller("expert", job.parallelism.expert, expert)
     shares = job.parallelism.data_shares
     if isinstance(shares, tuple):
         shares = shares[: sizes["data"]]
@@ -108,7 +111,7 @@ def shrink_job(job: JobSpec, layout: Layout, gpus_here: int) -> tuple[JobSpec, t
                 cpus=None if on_gpus else ranks,
                 kind=kind,
             ),
-            parallelism=replace(job.parallelism, data=sizes["data"], replicas=kept, data_shares=shares),
+            parallelism=replace(job.parallelism, data=sizes["data"], replicas=kept, expert=expert, data_shares=shares),
             memory=replace(job.memory, limit=None),
             launch=LaunchSpec(timeout=job.launch.timeout),
             expect=(),

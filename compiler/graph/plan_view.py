@@ -49,6 +49,7 @@ def plan_view(plan: PlanGraph) -> PlanView:
         training=partial.training if partial else _training(plan),
         ranks=_ranks(plan),
         step=plan.find(records.Estimate),
+        experts=plan.find(p.ExpertParallelStep),
     )
 
 

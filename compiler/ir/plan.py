@@ -14,6 +14,7 @@ from dslc.compiler.ir.actions import TrafficNode
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.records import DataNode, Estimate, Layer, Schedule, ShareMemory, TrainingNode
+from dslc.compiler.ir.steps import ExpertParallelStep
 from dslc.dsl.record import Record, record
 
 
@@ -96,6 +97,7 @@ class PlanView(Record):
     training: TrainingNode
     ranks: tuple[RankNode, ...]
     step: Estimate | None = None
+    experts: ExpertParallelStep | None = None
 
     @property
     def world_size(self) -> int:

@@ -62,6 +62,10 @@ class Sharding(Record):
         """Returns the number of parts in which the ranks hold what a rank of the expert axis has of a parameter."""
         return self.expert_shards if parameter.experts else self.shards
 
+    def parts_of(self, parameter: ParameterNode) -> int:
+        """Returns the number of parts in which the ranks hold a parameter."""
+        return self.shards_of(parameter) * (self.experts if parameter.experts else 1)
+
     @property
     def expert_shards(self) -> int:
         """The parts in which the ranks hold the experts of one rank of the expert axis."""

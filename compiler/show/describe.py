@@ -138,7 +138,9 @@ def _spans_text(ranks: Sequence[int]) -> str:
 
 def mesh_text(plan: PlanView, omitted_axis: str = "") -> str:
     """Formats the mesh: `pipeline 2 x data 4 (2 replicas of 2 ranks) x tensor 2`, without `omitted_axis`."""
-    copies = f" ({replicas(plan)} replicas of {plural(plan.shards, 'rank')})" if replicas(plan) > 1 else ""
+    parts = [f"{replicas(plan)} replicas of {plural(plan.shards, 'rank')}"] if replicas(plan) > 1 else []
+    parts += [f"each {plan.experts.size} share experts"] if plan.experts else []
+    copies = f" ({', '.join(parts)})" if parts else ""
     axes = [axis for axis in plan.axes if axis.size > 1 and axis.name != omitted_axis]
     axis_texts = [f"{axis.name} {axis.size}" + (copies if axis.name == "data" else "") for axis in axes]
     return " x ".join(axis_texts) or ("" if omitted_axis else "one rank")
@@ -212,6 +214,21 @@ def replicas(plan: PlanView) -> int:
     """Returns the copies of the parameters that are each cut over several ranks; 1 if there is one, or none is cut."""
     ranks = axis_of(plan, "data").size * axis_of(plan, "context").size
     return ranks // plan.shards if plan.shards > 1 else 1
+
+
+def experts_of(plan: PlanView, rank: int) -> list[tuple[str, str]]:
+    """Returns for each layer with experts the experts that a rank holds: `0–3 of 8, with ranks 0–1`."""
+    if plan.experts is None:
+        return []
+    size, place = plan.experts.size, group(plan, rank, "data").index(rank)
+    first = place - place % size
+    peers = ranks_text(group(plan, rank, "data")[first : first + size])
+    rows = []
+    for name, count in plan.experts.layers:
+        held = count // size
+        start = place % size * held
+        rows.append((name, f"{span_text(start, start + held - 1)} of {count}, with ranks {peers}"))
+    return rows
 
 
 def replica(plan: PlanView, rank: int) -> int:

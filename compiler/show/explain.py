@@ -26,6 +26,7 @@ from dslc.compiler.show.describe import (
     coordinates,
     devices_text,
     entries_of,
+    experts_of,
     fact_text,
     group,
     groups_text,
@@ -516,7 +517,7 @@ def _place(plan: PlanView, rank: int) -> list[str]:
     if replicas(plan) > 1:
         groups = "; ".join(groups_text(plan, rank, groups) for groups in ("within", "across"))
         rows.append(("replica", f"{replica(plan, rank)} of {replicas(plan)}: shares {groups}"))
-    return [*table(rows), f"mesh: {mesh_text(plan)}"]
+    return [*table([*rows, *experts_of(plan, rank)]), f"mesh: {mesh_text(plan)}"]
 
 
 def _members(ranks: list[int], stride: int) -> str:

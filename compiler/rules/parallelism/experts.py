@@ -24,19 +24,12 @@ def fits_data_axis(job: JobSpec, layout: Layout, model: ModelGraph | None) -> bo
 
 def check_experts(job: JobSpec, layout: Layout, model: ModelGraph | None) -> Iterator[Diagnostic]:
     """Checks an expert axis of several ranks."""
-    parallelism, span = job.parallelism, job.parallelism.value_span("expert")
+    span = job.parallelism.value_span("expert")
     yield from _check_data(job, layout, span)
     yield from _check_network(job, model, span)
-    for field, reason, help in _excluded(job, layout):
-        yield Diagnostic(
-            "E0453",
-            f"an expert axis does not work with {reason}",
-            span,
-            notes=(Note(f"`parallelism.{field}` is set here", parallelism.value_span(field)),)
-            if parallelism.is_set(field)
-            else (),
-            help=help,
-        )
+    for reason, place, help in _excluded(job, layout):
+        note = Note("it is asked for here", place)
+        yield Diagnostic("E0453", f"an expert axis does not work with {reason}", span, notes=(note,), help=help)
 
 
 def _check_data(job: JobSpec, layout: Layout, span: Span | None) -> Iterator[Diagnostic]:
@@ -94,15 +87,24 @@ def _experts(model: ModelGraph | None) -> list[ParameterNode]:
     return [q for layer in model.layers for q in layer.parameters if q.experts] if model is not None else []
 
 
-def _excluded(job: JobSpec, layout: Layout) -> Iterator[tuple[str, str, Help]]:
-    """Yields the fields that exclude an expert axis, the reason, and what to do."""
-    parallelism = job.parallelism
+def _excluded(job: JobSpec, layout: Layout) -> Iterator[tuple[str, Span | None, Help]]:
+    """Yields what excludes an expert axis with the reason, its place, and what to do."""
+    parallelism, train = job.parallelism, job.train
     if layout.sizes["context"] > 1:
         out = remove_field("parallelism.context")
-        yield "context", "a context axis: copies of experts would not be neighbours", remedy(out, ", or `expert`")
+        reason = "a context axis: copies of experts would not be neighbours"
+        yield reason, parallelism.value_span("context"), remedy(out, ", or `expert`")
     if layout.sizes["tensor"] > 1:
         out = remove_field("parallelism.tensor")
-        yield "tensor", "a tensor axis, which cuts the same matrices", remedy(out, ", or `expert`")
+        reason = "a tensor axis, which cuts the same matrices"
+        yield reason, parallelism.value_span("tensor"), remedy(out, ", or `expert`")
     if not isinstance(parallelism.gradients, Allreduce):
         exact = set_field("parallelism.gradients", "allreduce()", "`allreduce()`")
-        yield "gradients", f"`{parallelism.gradients.word}`: other ranks sum the gradients of experts", remedy(exact)
+        reason = f"`{parallelism.gradients.word}`: other ranks sum the gradients of experts"
+        yield reason, parallelism.value_span("gradients"), remedy(exact)
+    if train.compile:
+        reason = "`compile`: the sizes of what ranks exchange depend on numbers"
+        yield reason, train.value_span("compile"), remedy(remove_field("train.compile"))
+    if layout.device == "cuda" and "parameters" in job.memory.offload:
+        reason = "parameters in the host's memory"
+        yield reason, job.memory.value_span("offload"), remedy(remove_field("memory.offload"))

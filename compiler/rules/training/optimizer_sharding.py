@@ -21,14 +21,16 @@ from dslc.dsl.source import Span
 def check_coupling(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
     """Reports plans under which a rank has parts of parameters that the optimizer needs whole."""
     optimizer, sharding = job.train.optimizer, sharding_of(job, layout)
-    is_cut = (sharding.engine == "fsdp" and sharding.shards > 1) or layout.sizes["tensor"] > 1
+    is_cut = (sharding.engine == "fsdp" and sharding.shards > 1) or layout.sizes["tensor"] > 1 or sharding.experts > 1
     if not optimizer.coupling or not is_cut:
         return
     has_tensor_axis = layout.sizes["tensor"] > 1
     yield Diagnostic(
         "E0723",
         f"`{optimizer.word}` needs whole parameters, and ranks would have parts of them: {optimizer.coupling}",
-        job.parallelism.value_span("tensor") if has_tensor_axis else sharding_span(job, layout),
+        job.parallelism.value_span("tensor" if has_tensor_axis else "expert")
+        if has_tensor_axis or sharding.experts > 1
+        else sharding_span(job, layout),
         notes=(Note("the optimizer", job.train.value_span("optimizer")),),
         help=remedy(
             "`adamw` and `lion` treat each number alone",
@@ -58,13 +60,15 @@ def check_codes(job: JobSpec, layout: Layout, model: ModelGraph | None) -> Itera
     if layout.sizes["tensor"] > 1:
         reason = f"the tensor axis cuts rows, and with them blocks of {BLOCK} numbers"
         refusals.append((reason, job.parallelism.value_span("tensor"), None))
-    elif model is not None and sharding.engine == "fsdp" and sharding.shards > 1:
+    elif model is not None and sharding.engine == "fsdp" and sharding.shards * sharding.experts > 1:
         names = trained(job, model)
         parameters = (q for layer in model.layers for q in layer.parameters if q.name in names)
-        cut = next((q for q in parameters if _cuts_blocks(q.shape, sharding.shards)), None)
+        cut = next((q for q in parameters if _cuts_blocks(q.shape, sharding.parts_of(q))), None)
         if cut is not None:
             shape = " x ".join(map(str, cut.shape))
-            reason = f"rows of `{cut.name}` ({shape}) are shared out over {sharding.shards} ranks, and cut its blocks"
+            reason = (
+                f"rows of `{cut.name}` ({shape}) are shared out over {sharding.parts_of(cut)} ranks, and cut its blocks"
+            )
             refusals.append((reason, sharding_span(job, layout), None))
     for reason, span, edit in refusals:
         yield Diagnostic(

@@ -1,0 +1,114 @@
+"""The plan of an expert axis: what each rank holds and sends, and the proof, which refuses plans broken on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers.planning import compiled
+
+from dslc.compiler.compile import Compiled
+from dslc.compiler.graph.build import build_graph
+from dslc.compiler.graph.plan_graph import PlanGraph
+from dslc.compiler.graph.verify import Unsound, verify
+from dslc.compiler.ir.actions import Collective, Payload
+from dslc.compiler.ir.program import ExpertParallelStep
+from dslc.compiler.ir.records import Weights
+
+JOB = """
+model {
+  network = llama(
+    layers = 2, width = 16, heads = 2, context = 8, vocab = 32, experts = moe(experts = 8, top_k = 2, hidden = 16),
+  )
+  loss = cross_entropy()
+}
+data {
+  source = synthetic(vocab = 32)
+  batch  = 16
+}
+devices {
+  cpus = 4
+}
+train {
+  steps     = 2
+  optimizer = adamw()
+}
+"""
+LAYERS, EXPERTS = 2, 8 * 3 * 16 * 16  # numbers of a layer's experts
+ROWS = 4 * 8 * 2 * 16 * 4  # bytes of a rank's rows: samples, positions, experts of each, width
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Compiled]:
+    path = tmp_path_factory.mktemp("experts") / "job.plt"
+    path.write_text(JOB)
+    return lambda *settings: compiled(path, *(f"parallelism.{setting}" for setting in settings))
+
+
+def test_a_rank_holds_and_sends_its_part(job: Callable[..., Compiled], tmp_path: Path) -> None:
+    whole, shared, sharded = job(), job("expert=2"), job("expert=2", "zero=3")
+    parameters = [each.analysis.costs[0].memory.parameters for each in (whole, shared, sharded)]
+    assert parameters[0] - parameters[1] == 4 * LAYERS * EXPERTS // 2
+    assert parameters[0] == 4 * parameters[2]  # all are cut in four: experts in two parts over two ranks
+    sent = {node.what: (node.count, node.bytes, node.ranks) for node in shared.analysis.costs[0].traffic}
+    assert sent[Payload.EXPERT_ROWS] == sent[Payload.ROW_GRADIENTS] == (LAYERS, LAYERS * ROWS, 2)
+    assert sent[Payload.ROW_COUNTS] == (LAYERS, LAYERS * 8 * 8, 2)
+    groups = [group for _, group in build_graph(shared.analysis).of_kind(Weights) if group.experts == 2]
+    assert sum(group.numbers for group in groups) == LAYERS * EXPERTS // 2
+    again = job("expert=2", "microbatches=2").analysis.costs[0].traffic
+    assert next(node.count for node in again if node.what is Payload.EXPERT_RESULTS) == 2 * LAYERS
+
+
+def refusal(analysed: Compiled, change: Callable[[PlanGraph], None]) -> str:
+    plan = build_graph(analysed.analysis)
+    change(plan)
+    with pytest.raises(Unsound) as found:
+        verify(plan)
+    return f"{found.value.proposition}: {found.value}"
+
+
+def of_rows(plan: PlanGraph, what: Payload) -> str:
+    return next(name for name, action in plan.of_kind(Collective) if action.carries is what)
+
+
+def test_rows_that_do_not_return(job: Callable[..., Compiled]) -> None:
+    for what in (Payload.EXPERT_RESULTS, Payload.ROW_GRADIENTS, Payload.ROW_COUNTS):
+
+        def drop(plan: PlanGraph, what: Payload = what) -> None:
+            name = of_rows(plan, what)
+            line = plan.lines()[0][plan.node_record(name, Collective).process]
+            plan.line([other for other in line if other != name], instead_of=line)
+            plan.graph.remove_node(name)
+
+        assert refusal(job("expert=2"), drop).startswith("routed")
+
+
+def test_rows_among_other_ranks(job: Callable[..., Compiled]) -> None:
+    def widen(plan: PlanGraph) -> None:
+        plan.change(of_rows(plan, Payload.EXPERT_ROWS), ranks=4)
+
+    assert "among 4 ranks" in refusal(job("expert=2"), widen)
+
+
+def test_experts_that_no_equal_parts_hold(job: Callable[..., Compiled]) -> None:
+    def change_step(plan: PlanGraph, **changed: object) -> None:
+        name, step = next(plan.of_kind(ExpertParallelStep))
+        plan.change(name, **changed) if changed else plan.graph.remove_node(name)
+        assert step.size == 2
+
+    odd = (("model.layers.0.mlp.experts", 7),)
+    assert "not in 2 equal parts" in refusal(job("expert=2"), lambda plan: change_step(plan, layers=odd))
+    assert "4 ranks share experts" in refusal(job("expert=2"), lambda plan: change_step(plan, size=4))
+    assert "no axis shares these" in refusal(job("expert=2"), lambda plan: change_step(plan))
+
+
+def test_gradients_of_experts_summed_over_all_ranks(job: Callable[..., Compiled]) -> None:
+    """All ranks of the data axis are too many: half of them hold other experts."""
+
+    def widen(plan: PlanGraph) -> None:
+        experts = {name for name, group in plan.of_kind(Weights) if group.experts > 1}
+        sums = (name for name, action in plan.of_kind(Collective) if experts & {*action.weights})
+        plan.change(next(sums), ranks=4, stride=1)
+
+    assert refusal(job("expert=2"), widen).startswith("summed")

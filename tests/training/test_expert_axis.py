@@ -1,0 +1,105 @@
+"""The expert axis trains as one process does, under every `zero`, beside a pipeline, and with any routing; its exchanges
+are those of the plan; and a checkpoint resumes on other ranks.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.launcher import Launcher
+from helpers.trained import Trained, agree, exchanges_as_planned, profiled, train_in_parts, train_job
+
+JOB = """
+model {
+  network = llama(
+    layers = 2, width = 16, heads = 2, context = 8, vocab = 32,
+    experts = moe(experts = 4, top_k = 2, hidden = 16, shared = 1),
+  )
+  loss = cross_entropy()
+}
+data {
+  source     = synthetic(samples = 400, vocab = 32)
+  batch      = 16
+  validation = 6%
+}
+devices {
+  cpus = 1
+}
+train {
+  steps     = 6
+  optimizer = sgd(lr = 0.05, momentum = 0.9)
+  clip      = 0.5
+}
+log {
+  every       = 1 step
+  tensorboard = false
+}
+"""
+EXPERTS = "model.network.experts=moe"
+FOUR = ("devices.cpus=4", "parallelism.expert=2")
+PLANS: dict[str, tuple[str, ...]] = {
+    "zero 0": FOUR,
+    "zero 1": (*FOUR, "parallelism.zero=1", "parallelism.microbatches=2"),
+    "zero 2": (*FOUR, "parallelism.zero=2", "parallelism.microbatches=2"),
+    "zero 3": (*FOUR, "parallelism.zero=3", "memory.recompute=full"),
+    "replicas": (*FOUR, "parallelism.zero=3", "parallelism.replicas=2"),
+    "two ranks": ("devices.cpus=2", "parallelism.expert=2", "parallelism.zero=3"),
+    "one expert each": ("devices.cpus=4", "parallelism.expert=4", "memory.recompute=selective"),
+    "pipeline": (*FOUR, "parallelism.pipeline=2", "parallelism.microbatches=2", "parallelism.zero=2"),
+}
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("experts") / "job.plt"
+    path.write_text(JOB)
+    return path
+
+
+@cache
+def one_process(launcher: Launcher, job: Path, *settings: str) -> Trained:
+    return train_job(launcher, job, *settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*PLANS])
+def test_the_axis_trains_as_one_process_does(launcher: Launcher, job: Path, name: str) -> None:
+    agree(one_process(launcher, job), train_job(launcher, job, *PLANS[name]))
+
+
+@pytest.mark.slow
+def test_all_tokens_on_one_expert(launcher: Launcher, job: Path) -> None:
+    """Routers that do not train begin with equal scores, and the first experts win: rank 1 of the axis gets no row."""
+    settings = ("model.network.init_std=0.0", f"{EXPERTS}(experts = 4, top_k = 1, hidden = 16)")
+    agree(one_process(launcher, job, *settings), train_job(launcher, job, *FOUR, *settings))
+
+
+def test_an_even_routing_exchanges_what_is_planned(launcher: Launcher, job: Path, tmp_path: Path) -> None:
+    """Each token goes to all experts."""
+    even = f"{EXPERTS}(experts = 4, top_k = 4, hidden = 16)"
+    exchanges_as_planned(launcher, tmp_path, job, *FOUR, even, "parallelism.zero=3", "memory.recompute=full")
+
+
+@pytest.mark.slow
+def test_any_routing_exchanges_as_much_in_all(launcher: Launcher, job: Path, tmp_path: Path) -> None:
+    ranks = profiled(launcher, tmp_path, job, *FOUR, "parallelism.microbatches=2")
+    sums = {
+        kind: sum(e[kind]["bytes"] for rank in ranks for e in rank["collectives"] if e["operation"] == "all_to_all")
+        for kind in ("measured", "predicted")
+    }
+    assert sums["measured"] == sums["predicted"] > 0
+
+
+@pytest.mark.slow
+def test_a_checkpoint_resumes_on_other_ranks(launcher: Launcher, job: Path, tmp_path: Path) -> None:
+    adamw = "train.optimizer=adamw(lr = 1e-3)"
+    last = ("devices.cpus=4", "parallelism.expert=4")
+    parts = ((2, (*FOUR, adamw, "parallelism.zero=3")), (4, (adamw,)), (6, (*last, adamw, "parallelism.zero=1")))
+    resumed = train_in_parts(launcher, tmp_path, job, *parts)
+    expected = one_process(launcher, job, adamw)
+    np.testing.assert_allclose(resumed.losses(), expected.losses(), atol=1e-5)
+    for name, value in expected.weights.items():
+        np.testing.assert_allclose(resumed.weights[name], value, atol=2e-5, err_msg=name)
