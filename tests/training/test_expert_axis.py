@@ -1,5 +1,5 @@
-"""The expert axis trains as one process does, under every `zero`, beside a pipeline, and with any routing; its exchanges
-are those of the plan; and a checkpoint resumes on other ranks.
+"""The expert axis trains as one process does, under every `zero`, beside a pipeline, and with any routing; its
+exchanges are those of the plan; and a checkpoint resumes on other ranks.
 """
 
 from __future__ import annotations
