@@ -59,6 +59,7 @@ class Payload(StrEnum):
     BATCH_STATISTICS = "batch statistics"
     KEPT_COUNT = "count of what is kept"
     LOSS_COUNT = "count of the losses"
+    EXPERT_COUNTS = "tokens of each expert"
     USED_PARAMETERS = "which parameters were used"
     BUFFERS = "buffers"
     GRADIENT_NORM = "norm of the gradient", Role.HOLDERS

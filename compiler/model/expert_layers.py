@@ -68,7 +68,7 @@ def mixture_of_experts(spec: s.MixtureOfExperts, x: Value, t: Tape) -> Value:
 @layer(ExpertRouter)
 def router(layer_spec: ExpertRouter, x: Value, t: Tape) -> Value:
     spec, width = layer_spec.spec, x.shape[-1]
-    tokens, has_bias = x.count // width, isinstance(spec.balance, s.BalanceBias)
+    tokens, rate = x.count // width, spec.balance.rate if isinstance(spec.balance, s.BalanceBias) else None
     t.module(
         ".Router",
         width=width,
@@ -77,12 +77,13 @@ def router(layer_spec: ExpertRouter, x: Value, t: Tape) -> Value:
         score=spec.score,
         normalize=spec.normalize,
         scale=spec.scale,
-        balanced=has_bias,
+        rate=rate,
     )
     bound = 1 / sqrt(width)
     t.parameter("weight", (spec.experts, width), "uniform", -bound, bound)
-    if has_bias:
+    if rate is not None:
         t.buffer("e_score_correction_bias", (spec.experts,), "float32")
+    t.buffer("load", (spec.experts,), "int64", saved=False)
     logits = t.product(x, x.count * spec.experts, tokens, spec.experts)
     logits = t.operation(t.cast(x), gives=logits)
     scores = logits.new(tokens, spec.experts, low=False)
@@ -154,10 +155,10 @@ def _check(spec: s.MixtureOfExperts, x: Value, t: Tape) -> None:
             "capacity",
             help=remedy(remove_at(spec.value_span("capacity"))),
         )
-    if isinstance(spec.balance, s.BalanceLoss) or (isinstance(spec.balance, s.BalanceBias) and spec.balance.rate > 0):
+    if isinstance(spec.balance, s.BalanceLoss):
         t.fail(
             "E0232",
-            "this version does not balance experts",
+            "this version does not balance experts by a loss",
             spec,
             "balance",
             help=remedy(remove_at(spec.value_span("balance"))),

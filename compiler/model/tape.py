@@ -202,8 +202,8 @@ class Tape:
         """True if one of these parameters of the module trains; without names, if any of it does."""
         return bool(self._frame.training.intersection(names) if names else self._frame.training)
 
-    def buffer(self, name: str, shape: Shape, dtype: str) -> None:
-        self.buffers.append(BufferNode(name=self._frame.prefix + name, shape=shape, dtype=dtype))
+    def buffer(self, name: str, shape: Shape, dtype: str, *, saved: bool = True) -> None:
+        self.buffers.append(BufferNode(name=self._frame.prefix + name, shape=shape, dtype=dtype, saved=saved))
 
     def product(
         self, x: Value, multiply_adds: int, *shape: int, keeps_input: bool | None = None, weight: str = "weight"

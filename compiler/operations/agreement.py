@@ -24,6 +24,20 @@ def counts_of_samples(place: Coordinate) -> Iterator[StepOperation]:
         yield operation("all_reduce", Payload.LOSS_COUNT, data, BEFORE_UPDATE, [8], dtype="float64", when=when)
 
 
+def counts_of_experts(place: Coordinate) -> Iterator[StepOperation]:
+    """Yields the sum of the tokens of each expert whose bias follows them, over the ranks that hold other tokens."""
+    sizes = place.layout.sizes
+    counts = [
+        buffer.shape[0]
+        for layer in (place.layers if place.model.root is not None else ())
+        for buffer in layer.buffers
+        if buffer.name.endswith("e_score_correction_bias")
+    ]
+    group = RankGroup(axis="data", ranks=sizes["data"] * sizes["context"], stride=place.layout.stride("context"))
+    if counts:
+        yield operation("all_reduce", Payload.EXPERT_COUNTS, group, BEFORE_UPDATE, [8 * sum(counts)], dtype="int64")
+
+
 def over_all_ranks(place: Coordinate) -> Iterator[StepOperation]:
     """Yields the sums over the ranks that hold the gradients together: all, or a data axis that shards them."""
     wide = [axis for axis, size in place.layout.sizes.items() if size > 1]

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from dslc.compiler.ir.records import Weights
-from dslc.compiler.operations.agreement import counts_of_samples, over_all_ranks
+from dslc.compiler.operations.agreement import counts_of_experts, counts_of_samples, over_all_ranks
 from dslc.compiler.operations.batch_statistics import batch_statistics
 from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.ddp import ddp
@@ -45,6 +45,7 @@ def _operations(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[S
         yield from ENGINES[place.sharding.engine](place, weights)
         yield from batch_statistics(place)
         yield from counts_of_samples(place)
+        yield from counts_of_experts(place)
         yield from compared_outputs(place)
     if sizes["pipeline"] > 1:
         yield from pipeline_axis(place)

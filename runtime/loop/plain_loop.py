@@ -42,6 +42,7 @@ from dslc.runtime.data.samples import DerivedSamples, Samples, Splits
 from dslc.runtime.data.sources.chat_samples import PairSamples
 from dslc.runtime.measure.observe import Observer
 from dslc.runtime.model import documents, initial_weights
+from dslc.runtime.model.experts.expert_modules import Router
 from dslc.runtime.model.meta_model import build_model
 from dslc.runtime.parallel.custom_optimizer import ParamGroup
 from dslc.runtime.process import random_numbers
@@ -89,11 +90,14 @@ def _step(
     scaler = torch.amp.GradScaler(device.type, enabled=job.precision.dtype == "float16")
     limit = float("inf") if job.clip is None else job.clip
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    routers = [module for module in model.modules() if isinstance(module, Router)]
 
     def evaluate(batch: StepBatch) -> tuple[Tensor, Tensor]:
         ((input, target),) = batch.micro
         draws.begin(batch)
         draws.enter(0)
+        for router in routers:
+            router.load.zero_()
         low = job.precision.dtype != "float32"
         with torch.autocast(device.type, getattr(torch, job.precision.dtype)) if low else contextlib.nullcontext():
             output = call(model, model.forward, input) if job.data.structured else model(input)
@@ -123,6 +127,7 @@ def _step(
             loss, norm = evaluate(batch)
             scaler.step(optimizer)
             scaler.update()
+        balance_experts(model)
         number = _number(job.loss, target) if job.loss.counts != "own" else batch.samples
         return StepResult(loss.detach() * number, number, norm)
 
@@ -175,6 +180,15 @@ def _mean_of_pairs(step: LossStep, output: Tensor, target: Structure) -> Tensor:
             odds = [p.exp() / (1 - p.exp()) for p in (chosen_mean, rejected_mean)]
             losses = -chosen_mean - beta * torch.log(torch.sigmoid(torch.log(odds[0] / odds[1])))
     return losses.mean()
+
+
+@torch.no_grad()
+def balance_experts(model: nn.Module) -> None:
+    """Moves each bias of a router up where its expert got fewer tokens than the mean, and down where it got more."""
+    for router in model.modules():
+        if isinstance(router, Router) and router.rate and router.e_score_correction_bias is not None:
+            share = router.load / router.load.sum()
+            router.e_score_correction_bias += router.rate * torch.sign(1 / len(share) - share)
 
 
 def freeze_parameters(step: ModelStep, model: nn.Module) -> None:

@@ -84,19 +84,24 @@ class StepReduction:
         further = sorted(self._parts.further)  # the same names on all ranks
         sums += [self._parts.further[name].to(sums[0].device) * mesh_of(job).leads for name in further]
         self._parts.further.clear()
-        vector = torch.cat([torch.stack(sums), self._clock.share(self._clock.finish_lap(), sums[0])])
+        experts = self._parts.experts
+        counts = sums[0].new_zeros(0) if experts is None else experts.counts().to(sums[0].device) * mesh_of(job).leads
+        vector = torch.cat([torch.stack(sums), counts, self._clock.share(self._clock.finish_lap(), sums[0])])
         with self._clock.rank_wait():
             if job.world_size > 1:
                 dist.all_reduce(vector)
             numbers = vector.tolist()
         summed, *rank_sums = numbers[: len(sums)]
-        self.phases = phases_of_ranks(numbers[len(sums) :])
+        phases = len(sums) + len(counts)
+        self.phases = phases_of_ranks(numbers[phases:])
         self.stopped = self._stops()  # rank 0 has answered before it took part (process/stop.py)
         self.late = bool(job.checkpoint.seconds and rank_sums.pop(0))
         self.guarded = int(rank_sums.pop(0)) if guarded is not None else 0
         target_count = rank_sums.pop(0) if by_itself else float(number)
         self.loss = summed / target_count if target_count else math.nan
         self.further = {name: value / self._samples for name, value in zip(further, rank_sums, strict=True)}
+        if experts is not None:
+            self.further |= experts.loads(numbers[len(sums) : phases])
 
     def mean_loss(self, total: Tensor, number: int | Tensor) -> float:
         """Returns the mean loss of a step's global batch, which all ranks compute alike."""

@@ -390,7 +390,9 @@ class _Bar(_LineDisplay):
 
 def numbers_text(record: Record) -> str:
     """Formats a record: `loss 0.1234  accuracy 0.967`."""
-    return "  ".join(f"{name} {_number(value)}" for name, value in numbers(record) if name != "lr")
+    return "  ".join(
+        f"{name} {_number(value)}" for name, value in numbers(record) if name != "lr" and name[:5] != "load."
+    )
 
 
 def _number(value: float | None) -> str:

@@ -15,6 +15,7 @@ from dslc.runtime.exchange.base import Exchange, GradientExchange
 from dslc.runtime.exchange.build import exchange_of, local_engine
 from dslc.runtime.exchange.compressed_adam import compressed
 from dslc.runtime.model import documents, initial_weights
+from dslc.runtime.model.experts.expert_balance import ExpertBalance
 from dslc.runtime.model.losses import LossSum, loss_sum
 from dslc.runtime.model.meta_model import blank, build_model
 from dslc.runtime.parallel import context_parallel, ddp, expert_parallel, fsdp, tensor_parallel
@@ -58,6 +59,7 @@ class TrainingComponents:
     exchange: Exchange | None = None  # how ranks agree, if that is no exact sum of gradients
     further: dict[str, Tensor] = field(default_factory=dict)  # sums of a step's further losses on this rank, by name
     average: WeightsInPlace | None = None
+    experts: ExpertBalance | None = None  # if the model has experts
 
 
 def assemble(
@@ -101,6 +103,8 @@ def assemble(
         moving = Average(job.average, plain, optimizer) if job.average is not None else None
         with mark_errors(job.optimizer.line):
             average = weights_in_place(moving, plain, optimizer)
+    others = mesh_of(job).group("data", "context") if job.world_size > 1 else None
+    balance = ExpertBalance(plain, job.model.root, others)
     return TrainingComponents(
         plain=plain,
         engine=engine,
@@ -111,6 +115,7 @@ def assemble(
         pipeline=axis,
         exchange=exchange,
         average=average,
+        experts=balance if balance.layers else None,
     )
 
 

@@ -78,6 +78,8 @@ def stepper(
 
         optimizer.step(closure)
         optimizer.zero_grad(set_to_none=True)
+        if parts.experts is not None:
+            parts.experts.update()
         if first is None:
             with mark_errors(job.optimizer.line):
                 raise OptimizerError("its `step` has not called the closure, so that the step has no loss")

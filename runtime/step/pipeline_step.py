@@ -74,6 +74,8 @@ def stepper(
     def step(batch: StepBatch) -> StepResult:
         nonlocal agreed, number
         engine.begin_step()
+        if parts.experts is not None:
+            parts.experts.begin()
         number, agreed = global_count(job, place, batch, device)
         totals.clear()
         draws.begin(batch)

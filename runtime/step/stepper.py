@@ -105,6 +105,7 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
     counted, parameters = own_count(job, parts), list(parts.plain.parameters())
     exchange = parts.exchange
     begin = exchange.begin if exchange is not None else _do_nothing
+    begin_counts = parts.experts.begin if parts.experts is not None else _do_nothing
 
     run_model = functools.partial(call, model, parts.plain.forward) if job.data.structured else model
 
@@ -142,6 +143,7 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
 
     def run(batch: StepBatch, seen: Callable[[Tensor], None]) -> tuple[Tensor, int | Tensor]:
         begin()
+        begin_counts()
         engine.begin_step()
         by_itself = exchange is not None and exchange.waits_never
         number, agreed = global_count(job, place, batch, parts.device, by_itself=by_itself)
@@ -229,9 +231,12 @@ def updater(job: JobProgram, parts: TrainingComponents, looks: StepCallbacks) ->
         (exchange.before_update, exchange.after_update) if exchange is not None else (_do_nothing, _do_nothing)
     )
 
+    balance = parts.experts.update if parts.experts is not None else _do_nothing
+
     def update() -> Tensor | None:
         norm = clip(looks.norm)
         before()
+        balance()
         if scaled:
             scaler.step(optimizer)
             scaler.update()

@@ -72,6 +72,13 @@ LLAMA = GPT.replace(
     max_window_layers = 1,
   )""",
 )
+EXPERTS = GPT.replace(
+    "gpt(layers = 2, width = 32, heads = 4, context = 16, vocab = 256, tie = TIE)",
+    """llama(
+    layers = 2, width = 32, heads = 4, kv_heads = 2, hidden = 48, context = 16, vocab = 256, dense_layers = 1,
+    experts = moe(experts = 6, top_k = 2, hidden = 24, shared = 1, score = sigmoid, scale = 2.5, balance = bias(0.01)),
+  )""",
+)
 # The same by hand: the norms, attention and gated network of a list, whose last layer is tied.
 LLAMAS = """
 model {
@@ -142,6 +149,7 @@ NETWORKS = {
     "vit": VIT,
     "llama": LLAMA,
     "llamas": LLAMAS,
+    "experts": EXPERTS,
 }
 PLAIN = {
     "network": "tied",
@@ -180,8 +188,14 @@ JOBS: list[Choice] = [
     {"ranks": "4", "tensor": "2", "context": "2", "network": "llama", "microbatches": "2", "recompute": "full"},
     {"ranks": "4", "pipeline": "2", "tensor": "2", "network": "llama", "microbatches": "2"},
     {"ranks": "4", "tensor": "2", "zero": "3", "network": "llamas"},
+    {"ranks": "4", "context": "2", "zero": "3", "network": "experts", "microbatches": "2", "recompute": "full"},
 ]
 MORE: list[Choice] = [
+    {"ranks": "2", "network": "experts", "zero": "1", "recompute": "selective"},
+    {"ranks": "4", "network": "experts", "zero": "2", "precision": "bf16", "microbatches": "2"},
+    {"ranks": "4", "pipeline": "2", "network": "experts", "microbatches": "4", "schedule": "zero_bubble"},
+    {"ranks": "2", "network": "experts", "compile": "true", "optimizer": ADAMW},
+    {"ranks": "2", "network": "experts", "precision": "fp16(level = O2)", "zero": "3"},
     {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "2", "schedule": "zero_bubble"}
     | {"clip": "value(0.001)"},
     {"ranks": "4", "context": "2", "zero": "3", "microbatches": "2", "setting": "ignore = 32"},

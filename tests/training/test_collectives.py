@@ -27,6 +27,11 @@ LLAMA = GPT.replace(
     "gpt(layers = 3, width = 36, heads = 2, context = 16, vocab = 256)",
     "llama(layers = 2, width = 24, heads = 4, kv_heads = 2, hidden = 40, context = 16, vocab = 256, qk_norm = true)",
 )
+EXPERTS = GPT.replace(
+    "gpt(layers = 3, width = 36, heads = 2, context = 16, vocab = 256)",
+    "llama(layers = 2, width = 24, heads = 4, context = 16, vocab = 256, experts = "
+    "moe(experts = 4, top_k = 2, hidden = 16, balance = bias(0.01)))",
+)
 DEEP = GPT.replace("layers = 3, width = 36", "layers = 4, width = 16")
 TIED = GPT.replace("vocab = 256", "vocab = 256, tie = true")
 WIDE = job_text(
@@ -149,7 +154,7 @@ OWN_PLAN = '["inner.*.0: column", "inner.*.2: row", "wide: column", "head: row"]
 NETWORKS = {
     "gpt": GPT, "llama": LLAMA, "nested": NESTED, "deep": DEEP, "tied": TIED, "odd": ODD, "wide": WIDE,
     "layers": LAYERS, "vit": VIT, "conv": CONV, "embeddings": EMBEDDINGS, "whole": WHOLE, "views": VIEWS,
-    "normed embeddings": NORMED,
+    "normed embeddings": NORMED, "experts": EXPERTS,
 } | {kind: OWN.replace("KIND", kind) for kind in ("normed", "buffered", "unused")}  # fmt: skip
 PLAIN = {
     "network": "gpt",
@@ -205,8 +210,10 @@ JOBS: list[dict[str, str]] = [
     {"gradients": "low_precision_decentralized()", "network": "wide"},
     {"gradients": "fp16()", "pipeline": "2", "ranks": "4", "zero": "3", "network": "tied", "clip": "1.0"},
     {"gradients": "local_sgd(period = 1)", "network": "unused", "microbatches": "2"},
+    {"network": "experts", "context": "2", "ranks": "4", "zero": "3", "microbatches": "2", "recompute": "full"},
 ]
 MORE: list[dict[str, str]] = [
+    {"network": "experts", "pipeline": "2", "ranks": "4", "clip": "1.0"},
     {"gradients": "decentralized(peers = shift_one)", "network": "wide"},
     {"gradients": "fp16()", "zero": "2", "ranks": "4", "microbatches": "2", "clip": "1.0"},
     {"gradients": "bf16()", "zero": "3", "ranks": "4", "replicas": "2", "microbatches": "2", "clip": "1.0"},

@@ -24,14 +24,16 @@ _SMALLEST_SUM = 1e-20  # as `transformers` guards the sum of the weights
 class Router(nn.Module):
     """Picks `top_k` experts for each token, and weighs them.
 
-    Scores are computed in float32. With `balanced`, a bias for each expert joins the scores for the choice, but not for
-    the weights (Wang et al. 2024, arXiv:2408.15664).
+    Scores are computed in float32. With a `rate`, a bias for each expert joins the scores for the choice, but not for
+    the weights (Wang et al. 2024, arXiv:2408.15664); `ExpertBalance` changes it by the rate. `load` counts the tokens
+    of each expert over the micro-batches of a step. It is a buffer, so that recomputation counts once.
     """
 
+    load: Tensor
     e_score_correction_bias: Tensor | None
 
     def __init__(
-        self, width: int, experts: int, top_k: int, score: str, normalize: bool, scale: float, balanced: bool
+        self, width: int, experts: int, top_k: int, score: str, normalize: bool, scale: float, rate: float | None
     ) -> None:
         super().__init__()
         self.top_k = top_k
@@ -39,7 +41,9 @@ class Router(nn.Module):
         self.normalize = normalize
         self.scale = scale
         self.weight = nn.Parameter(torch.empty(experts, width))
-        self.register_buffer("e_score_correction_bias", torch.zeros(experts) if balanced else None)
+        self.rate = rate
+        self.register_buffer("e_score_correction_bias", None if rate is None else torch.zeros(experts))
+        self.register_buffer("load", torch.zeros(experts, dtype=torch.int64), persistent=False)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the experts of each token and their weights, both (tokens, top_k)."""
@@ -94,8 +98,8 @@ class MixtureOfExperts(nn.Module):
     rows of each of all experts, and returns a result for each row in the same order.
     """
 
-    gate: nn.Module
-    experts: nn.Module
+    gate: Router
+    experts: Experts
     shared_experts: nn.Module | None
     dispatch: Dispatch
 
@@ -109,7 +113,9 @@ class MixtureOfExperts(nn.Module):
         tokens = x.flatten(0, -2)
         chosen, weights = self.gate(tokens)
         pairs = chosen.flatten()
-        counts = _count(pairs, self.gate.weight.shape[0])
+        counts = torch.zeros_like(self.gate.load).scatter_add_(0, pairs, torch.ones_like(pairs))
+        if self.training and torch.is_grad_enabled():
+            self.gate.load.add_(counts)
         order = pairs.argsort(stable=True)
         places = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
         rows = _SortRows.apply(_cast(tokens), order, places, weights.shape[1])
@@ -117,13 +123,6 @@ class MixtureOfExperts(nn.Module):
         results = results.unflatten(0, weights.shape)
         out: Tensor = torch.bmm(weights.to(results.dtype).unsqueeze(1), results).view(*x.shape)
         return out if self.shared_experts is None else out + self.shared_experts(x)
-
-
-def _count(chosen: Tensor, experts: int) -> Tensor:
-    """Returns how often each expert was chosen, int64."""
-    return torch.zeros(experts, dtype=torch.int64, device=chosen.device).scatter_add_(
-        0, chosen, torch.ones_like(chosen)
-    )
 
 
 def _grouped_product(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
