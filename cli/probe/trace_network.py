@@ -349,7 +349,7 @@ def _axes(job: JobSpec) -> TraceAxes:
     is_quantized = start is not None and start.quantize is not None
     return {
         "low": low_precision(job),
-        "compile": job.train.compile,
+        "compile": bool(job.train.compile),
         "tensor": 1 if is_quantized else parallelism.tensor,  # a rule refuses the two together
         "tensor_plan": parallelism.tensor_plan,
         "context": parallelism.context,

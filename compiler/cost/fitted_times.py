@@ -177,7 +177,7 @@ def uncovered(staging: Staging) -> str:
         "several hosts": layout.nodes > 1,
         "compressed exchanges": staging.sharding.exchange is not None
         and staging.sharding.exchange.kind not in _WEIGHT_EXCHANGES,
-        "compiled networks": job.train.compile,
+        "compiled networks": bool(job.train.compile),
         "offloads": bool(job.memory.offload),
         "weights in 4 or 8 bits": staging.model.has_quantized_weights,
         "Muon's matrix products": job.train.optimizer.fallback is not None,

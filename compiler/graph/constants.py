@@ -188,14 +188,15 @@ def _recompute(analysis: Analysis) -> p.RecomputeStep:
 
 def _compiled(analysis: Analysis) -> tuple[str, ...]:
     """Returns the modules to compile: blocks one by one, as equal blocks are compiled once; the whole model if it has
-    none, and on one GPU, if nothing is recomputed: a step then makes one call, and the code between blocks is compiled
-    with them. Several ranks exchange gradients of a block as soon as it is done.
+    none. With `compile = true` it is the whole model also on one GPU, if nothing is recomputed: a step then makes one
+    call, and the code between blocks is compiled with them. Several ranks exchange gradients of a block as soon as it
+    is done.
     """
     job, layout = analysis.job, analysis.layout
     if not job.train.compile:
         return ()
     whole = layout.world_size == 1 and analysis.sharding.engine == "none" and job.memory.recompute == "none"
-    if layout.device == "cuda" and whole:
+    if layout.device == "cuda" and whole and job.train.compile != "blocks":
         return ("",)
     blocks = tuple(layer.name for layer in analysis.model.layers if layer.recomputable) if analysis.model else ()
     return blocks or ("",)

@@ -185,7 +185,7 @@ def low_precision(job: JobSpec) -> bool:
 
 def compiles_loss(job: JobSpec, *, cut: bool) -> bool:
     """True if torch.compile compiles the loss: one of the language, whose scores the tensor axis does not `cut`."""
-    return job.train.compile and not cut and isinstance(job.model.loss, CrossEntropy | MSE | L1 | BCE)
+    return bool(job.train.compile) and not cut and isinstance(job.model.loss, CrossEntropy | MSE | L1 | BCE)
 
 
 def low_dtype(job: JobSpec) -> LowDType:

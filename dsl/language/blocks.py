@@ -406,7 +406,11 @@ class TrainSpec(Block):
         "changes what is drawn; or torch's generators, each rank's own",
         default="counter",
     )
-    compile: bool = arg(Bool(), "`torch.compile`", default=False)
+    compile: bool | str = arg(
+        either(Bool(), word("blocks")),
+        "`torch.compile`; with `blocks`, each block by itself on every plan, so that equal blocks are compiled once",
+        default=False,
+    )
     deterministic: bool = arg(Bool(), "the same plan gives the same bits", default=False)
 
     @property

@@ -142,5 +142,7 @@ def _holds(kind: registry.Kind, value: object) -> bool:
             return isinstance(value, registry.Call) and value.category in kind.categories
         case registry.IntRange():
             return isinstance(value, registry.Range)
+        case registry.Bool():
+            return isinstance(value, bool)
         case _:
             return isinstance(value, int | float | registry.Quantity) and not isinstance(value, bool)

@@ -36,6 +36,7 @@ BLOCKS = tuple(f"blocks.{n}" for n in range(12))
         (("memory.recompute=full",), BLOCKS),
         (("parallelism.zero=3", "memory.offload=[optimizer, parameters]"), BLOCKS),
         (("devices.gpus=none", "devices.cpus=1"), BLOCKS),
+        (("train.compile=blocks",), BLOCKS),
     ],
 )
 def test_what_torch_compiles_one_by_one(settings: tuple[str, ...], modules: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Rules for checkpoints, recomputation, offload and frozen parameters. E0710, E0711, E0715 to E0718, W0714.
+"""Rules for checkpoints, recomputation, offload and frozen parameters. E0445, E0710, E0711, E0715 to E0718, W0714.
 
 Pure functions over the facts known so far, as in job_rules.py; None is an unknown, which is left for the run.
 """
@@ -30,6 +30,7 @@ def check_training(job: JobSpec, layout: Layout | None, model: ModelGraph | None
     if model is not None:
         yield from check_patterns(job, model)
         yield from _check_recompute(job, model)
+        yield from _check_compiled_blocks(job, model)
     if isinstance(job.model.network, TransformersNetwork):
         yield from _check_configuration(job, job.model.network)
     yield from _check_warmups(job)
@@ -142,6 +143,16 @@ def _check_warmups(job: JobSpec) -> Iterator[Diagnostic]:
 
 
 # ------------------------------------------------------------------------------------------- recomputation, offload
+
+
+def _check_compiled_blocks(job: JobSpec, model: ModelGraph) -> Iterator[Diagnostic]:
+    if job.train.compile == "blocks" and not any(layer.recomputable for layer in model.layers):
+        yield Diagnostic(
+            "E0445",
+            "`train.compile = blocks` has nothing to compile: the network has no blocks",
+            job.train.value_span("compile"),
+            help=remedy(set_field("train.compile", "true"), ", which compiles the whole network"),
+        )
 
 
 def _check_recompute(job: JobSpec, model: ModelGraph) -> Iterator[Diagnostic]:

@@ -1,0 +1,5 @@
+import "base/digits.plt"
+
+train {
+  compile = blocks #! E0445
+}
