@@ -72,13 +72,15 @@ def parse(text: str) -> Any:
 
 def _written(value: object, choices: frozenset[type]) -> object:
     """Returns a value as JSON; a record of the classes `choices` has the name of its class."""
-    kind = type(value)
+    kind: type = type(value)
     if kind in _SCALARS:
         return value
     if isinstance(value, StrEnum):
         return value.value
-    if kind in (tuple, list):
-        return kind(_written(each, choices) for each in value)  # type: ignore[attr-defined, call-arg]
+    if isinstance(value, list):
+        return [_written(each, choices) for each in value]
+    if isinstance(value, tuple):
+        return tuple(_written(each, choices) for each in value)
     if isinstance(value, Mapping):
         return {_written(key, choices): _written(each, choices) for key, each in value.items()}
     if not is_dataclass(value):

@@ -134,7 +134,7 @@ def observe_all(trainings: Sequence[ObservedTraining]) -> dict[str, Observation]
     for ranks in sorted({len(each.places) for each in trainings}):
         of_ranks = [each for each in trainings if len(each.places) == ranks]
         for start in range(0, len(of_ranks), GANG):
-            gang(ranks, train_on_rank, of_ranks[start : start + GANG], limit=10 * LIMIT)
+            gang(ranks, train_on_rank, of_ranks[start : start + GANG], limit=200 * LIMIT)  # also at the lowest priority
     return {each.name: Observation(each.folder, len(each.places)) for each in trainings}
 
 

@@ -15,6 +15,7 @@ from helpers.trained import agree, ready, train, train_job
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import dslc
 from dslc.runtime.model.meta_model import build_model
 
 # 24 tokens behind a prompt leave the 16 positions of the network.
@@ -110,3 +111,25 @@ def test_a_resumed_training_keeps_the_texts_before_its_checkpoint(launcher: Laun
     shutil.rmtree(folder / "checkpoints" / "step-00000006")
     train_job(launcher, job, "checkpoint.every=3 steps", "checkpoint.resume=auto", folder=folder)
     assert _texts(folder) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "prompts"),
+    [
+        ("prompts.txt", "def \n\nclass\n", ("def ", "class")),
+        ("prompts.jsonl", '{"prompt": "a\\nb", "id": 1}\n"c"\n', ("a\nb", "c")),
+        ("prompts.jsonl", '{"text": "a"}\n', None),
+        ("prompts.jsonl", "a\n", None),
+        ("prompts.txt", " \n", None),
+        ("prompts.txt", "a\n" * 257, None),
+    ],
+)
+def test_prompts_are_lines_of_a_file(tmp_path: Path, name: str, content: str, prompts: tuple[str, ...] | None) -> None:
+    (tmp_path / name).write_text(content)
+    job = _job(tmp_path)
+    setting = f'generate.prompts="{tmp_path / name}"'
+    if prompts is None:
+        assert [found.code for found in dslc.check(str(job), [setting])] == ["E0354"]
+        return
+    step = ready(job, setting).program.generate
+    assert step is not None and (step.prompts, step.every, step.max_tokens, step.context) == (prompts, 3, 24, 16)

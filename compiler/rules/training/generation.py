@@ -164,7 +164,8 @@ def _check_network(job: JobSpec, source: SourceFacts, model: ModelGraph | None) 
     elif isinstance(network, TransformersNetwork) and network.task not in (None, "causal_lm"):
         why, notes = f"its task is `{network.task}`", (Note("the network", job.model.network_span),)
     else:
-        layers = (*values_within(network, Attention), *values_within(network, TransformerBlock))
+        layers: list[Attention | TransformerBlock] = [*values_within(network, Attention)]
+        layers += values_within(network, TransformerBlock)
         attention = next((layer for layer in layers if not layer.causal), None)
         if attention is not None:
             why, notes = "its attention sees the tokens to come", (Note("the attention", attention.span),)
