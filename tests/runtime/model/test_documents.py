@@ -112,7 +112,7 @@ def test_the_loss_and_the_gradient_are_those_of_each_document_alone(tmp_path: Pa
         *(
             pytest.param("hub llama", ("devices.cpus=2", *plan), marks=pytest.mark.slow)
             for plan in (
-                ("parallelism.zero=3", "memory.recompute=full", "train.precision=bf16"),
+                ("parallelism.zero=3", "memory.recompute=full"),
                 ("parallelism.tensor=2", "parallelism.microbatches=2"),
             )
         ),
