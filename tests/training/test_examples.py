@@ -11,7 +11,7 @@ from helpers.trained import train_job
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["chat", "chunks", "dpo", "muon"])
+@pytest.mark.parametrize("name", ["chat", "chunks", "dpo", "experts", "muon"])
 def test_an_example_trains(launcher: Launcher, tmp_path: Path, name: str) -> None:
     (tmp_path / "run").mkdir()
     job = EXAMPLES / f"{name}.plt"
