@@ -207,7 +207,9 @@ class _Float8Products:
     """The products in 8 bits of a model that runs under autocast; without a model there are none."""
 
     def __init__(self, model: nn.Module | None) -> None:
-        layers = [layer for layer in model.modules() if hasattr(layer, _EMULATED)] if model is not None else []
+        layers: list[Any] = (
+            [layer for layer in model.modules() if hasattr(layer, _EMULATED)] if model is not None else []
+        )
         self._layers = {storage(layer.weight): layer for layer in layers if layer.weight.requires_grad}
         self._shapes = {tuple(layer.weight.shape) for layer in self._layers.values()}
         self._copies: dict[int, nn.Module] = {}  # by the memory of autocast's copy of the weight
