@@ -148,7 +148,7 @@ class Observer:
             rows = self._job.loss.rows
             orders.append(torch.randperm(len(input) // rows, generator=generator).to(input.device))
             order = (orders[-1].unsqueeze(1) * rows + torch.arange(rows, device=input.device)).view(-1)
-            pairs.append(map_tensors(lambda tensor, order=order: tensor[order], (input, target)))
+            pairs.append(map_tensors(_Rows(order), (input, target)))
         return replace(batch, micro=pairs, orders=tuple(orders))
 
     def leave(self) -> None:
@@ -189,6 +189,16 @@ def _wide(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         return tensor.to(torch.complex128)
     return tensor.double() if tensor.is_floating_point() else tensor
+
+
+class _Rows:
+    """Takes the rows of a tensor in an order."""
+
+    def __init__(self, order: Tensor) -> None:
+        self._order = order
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        return tensor[self._order]
 
 
 def _wide_pair(input: object, target: object) -> tuple[object, object]:

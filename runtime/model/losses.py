@@ -57,15 +57,15 @@ _NONE_IGNORED = -(2**62)  # torch always has an ignored target; no label has thi
 def count(step: LossStep, target: Structure) -> int | Tensor:
     """Returns the divisor of the sum of the losses over `target`: samples, tokens, or (an int64 scalar) those kept."""
     assert step.counts != "own", "custom_losses.py counts"
-    target = token_targets(target)
+    targets = token_targets(target)
     match step.counts:
         case "samples":
-            return target.shape[0] // step.rows
+            return targets.shape[0] // step.rows
         case "tokens":
-            return target.numel()
+            return targets.numel()
         case "kept":
             assert step.ignore is not None
-            return target.ne(step.ignore).sum()
+            return targets.ne(step.ignore).sum()
 
 
 def try_out(step: LossStep, output: object, target: object) -> bool:

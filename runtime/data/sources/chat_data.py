@@ -181,10 +181,12 @@ class _PairRenderer:
         if isinstance(pair.prompt, str):
             if self._of_text is None:
                 self._of_text = TextRenderer(self._arguments["tokenizer"])
-            return self._of_text.render_answers(pair.prompt, (pair.chosen, pair.rejected))
+            answers = [answer for answer in (pair.chosen, pair.rejected) if isinstance(answer, str)]
+            return self._of_text.render_answers(pair.prompt, answers)
         if self._of_messages is None:
             self._of_messages = ConversationRenderer(self._arguments["tokenizer"], self._arguments["template"], "all")
-        return self._of_messages.render_answers(pair.prompt, (pair.chosen, pair.rejected), pair.tools)
+        messages = [answer for answer in (pair.chosen, pair.rejected) if not isinstance(answer, str)]
+        return self._of_messages.render_answers(pair.prompt, messages, pair.tools)
 
 
 def _render_pairs(

@@ -187,7 +187,8 @@ class TextRenderer:
         end = self._tokenizer.eos_token or ""
         texts = [prompt + answer + ("" if answer.endswith(end) else end) for answer in answers]
         try:
-            return mark_answers(*self._encoded([prompt]), self._encoded(texts))
+            (before,) = self._encoded([prompt])
+            return mark_answers(before, self._encoded(texts))
         except Exception as error:  # of the tokenizer's library
             help = "text that the tokenizer takes, or another `tokenizer`"
             raise ConversationError(f"the tokenizer fails: {_reason(error)}", help) from error

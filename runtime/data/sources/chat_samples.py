@@ -71,7 +71,6 @@ def open_chat(step: DataStep) -> Samples | tuple[Samples, ...]:
             "template, or the version of `transformers` differs"
         )
     length, filler = step.arguments["context"], step.arguments["filler"]
-    samples: tuple[Samples, ...] = tuple(ChatSamples(split, length, filler, step.ignore) for split in prepared.splits)
-    if prepared.rows > 1:
-        samples = tuple(map(PairSamples, samples))
+    rows = [ChatSamples(split, length, filler, step.ignore) for split in prepared.splits]
+    samples: tuple[Samples, ...] = tuple(map(PairSamples, rows)) if prepared.rows > 1 else tuple(rows)
     return samples[0] if len(samples) == 1 else samples

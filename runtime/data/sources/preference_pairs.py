@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from dslc.runtime.data.sources.chat_rendering import ConversationError, Message, common_length
 from dslc.runtime.data.sources.conversations import named_kind, read_json_lines, read_message, read_tools
 
 _SHAPE = '`{"prompt": …, "chosen": …, "rejected": …}` on each line, each a text, or a list of messages'
-Answer = str | tuple[Message, ...]
+Answer: TypeAlias = str | tuple[Message, ...]
 
 
 @dataclass(frozen=True)
