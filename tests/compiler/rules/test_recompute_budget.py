@@ -8,7 +8,7 @@ from itertools import combinations
 
 import pytest
 from helpers.job_texts import job_text
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dslc.compiler.compile import compile_plan
@@ -79,6 +79,7 @@ def with_blocks(staging: Staging, blocks: tuple[str, ...]) -> tuple[int, int]:
     precision=st.sampled_from(("fp32", "bf16")),
     part=st.floats(0, 1),
 )
+@example(blocks=[*BLOCKS[:1] * 2, BLOCKS[2]], plan=PLANS[-1], precision="fp32", part=0.5)  # stages of two layers
 def test_the_choice_is_the_cheapest_of_all(
     blocks: list[str], plan: tuple[str, ...], precision: str, part: float
 ) -> None:
