@@ -194,7 +194,7 @@ MORE: list[Choice] = [
     {"ranks": "2", "network": "experts", "zero": "1", "recompute": "selective"},
     {"ranks": "4", "network": "experts", "zero": "2", "precision": "bf16", "microbatches": "2"},
     {"ranks": "4", "pipeline": "2", "network": "experts", "microbatches": "4", "schedule": "zero_bubble"},
-    {"ranks": "2", "network": "experts", "compile": "true", "optimizer": ADAMW},
+    {"ranks": "2", "network": "experts", "optimizer": ADAMW},
     {"ranks": "2", "network": "experts", "precision": "fp16(level = O2)", "zero": "3"},
     {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "2", "schedule": "zero_bubble"}
     | {"clip": "value(0.001)"},

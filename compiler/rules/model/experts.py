@@ -1,4 +1,4 @@
-"""Rules for the balance of experts: it follows the tokens of the global batch. E0233."""
+"""Rules for the balance of experts: it follows the tokens of the global batch; and for the compiler. E0233, E0234."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import BalanceBias, MixtureOfExperts
 from dslc.dsl.language.registry import Call
-from dslc.dsl.remedy import remedy, remove_field
+from dslc.dsl.remedy import remedy, remove_field, set_field
 
 
 def mixtures(job: JobSpec) -> Iterator[MixtureOfExperts]:
@@ -39,4 +39,17 @@ def check_balance(job: JobSpec) -> Iterator[Diagnostic]:
             job.parallelism.value_span("gradients"),
             notes=(Note("the biases", biased.value_span("balance")),),
             help=remedy(remove_field("parallelism.gradients", "sum the gradients exactly")),
+        )
+
+
+def check_compiled_experts(job: JobSpec) -> Iterator[Diagnostic]:
+    """Reports `compile` beside experts: torch's compiler takes grouped products in bfloat16 alone."""
+    mixture = next(mixtures(job), None)
+    if mixture is not None and job.train.compile:
+        yield Diagnostic(
+            "E0234",
+            "torch's compiler does not trace the grouped products of experts",
+            job.train.value_span("compile"),
+            notes=(Note("the experts", mixture.span),),
+            help=remedy(set_field("train.compile", "false")),
         )

@@ -1,0 +1,17 @@
+import "base/gpt.plt"
+
+data {
+  source = stdlib(context = 16)
+}
+
+model {
+  network = [
+    embedding(width = 32),
+    moe(experts = 4, top_k = 2, hidden = 48),
+    linear(256),
+  ]
+}
+
+train {
+  compile = true  #! E0234
+}
