@@ -225,7 +225,7 @@ def test_a_logger_that_hangs_holds_up_no_other(folder: Path, monkeypatch: pytest
             answered.wait()
             super().__init__(arguments, facts)
 
-    monkeypatch.setitem(libraries.LIBRARIES, "wandb", lambda arguments, facts: Hangs({"dir": str(folder / "w")}, facts))  # type: ignore[arg-type]
+    monkeypatch.setitem(libraries.LIBRARIES, "wandb", lambda arguments, facts: Hangs({"dir": str(folder / "w")}, facts))
     feed = feed_of(folder, "wandb(), csv()")
     feed.open()
     write_records(folder, record(1, 2.0))
@@ -242,7 +242,7 @@ def test_a_logger_is_called_no_more_after_some_failures(folder: Path, monkeypatc
         def log(self, record: dict[str, Any]) -> None:
             raise ConnectionError("no answer")
 
-    monkeypatch.setitem(libraries.LIBRARIES, "csv", Fails)  # type: ignore[arg-type]
+    monkeypatch.setitem(libraries.LIBRARIES, "csv", Fails)
     feed = feed_of(folder, "csv()")
     feed.open()
     write_records(folder, *(record(step, 1.0) for step in range(1, 6)))
