@@ -17,6 +17,7 @@ from dslc.dsl.language import calls as c
 from dslc.dsl.language.blocks import PROMPTS
 from dslc.dsl.language.job import JobSpec, values_within
 from dslc.dsl.language.layers import LSTM, Attention, TransformerBlock, TransformersNetwork
+from dslc.dsl.language.preferences import Preferences
 from dslc.dsl.paths import portable
 from dslc.dsl.remedy import remedy, remove_field, set_argument
 from dslc.dsl.source import short_line
@@ -56,10 +57,10 @@ def generate_step(job: JobSpec, source: SourceFacts, workload: Workload) -> Gene
     )
 
 
-def _chat(job: JobSpec) -> c.Chat | None:
-    """Returns a source of conversations, if all of the job's sources are such."""
+def _chat(job: JobSpec) -> c.Chat | Preferences | None:
+    """Returns a source of conversations or of answers, if all of the job's sources are such."""
     sources = list(c.parts_of(job.data.source))
-    chats = [source for source in sources if isinstance(source, c.Chat)]
+    chats = [source for source in sources if isinstance(source, c.Chat | Preferences)]
     return chats[0] if chats and len(chats) == len(sources) else None
 
 
@@ -115,7 +116,7 @@ def _check_text(job: JobSpec) -> Iterator[Diagnostic]:
     """Reports sources whose tokens are not known as text, and a tokenizer where the source has one."""
     generate, sources = job.generate, list(c.parts_of(job.data.source))
     of_bytes = all(isinstance(each, c.Stdlib | c.Text) for each in sources)
-    tokenizers = {(each.tokenizer, each.template) for each in sources if isinstance(each, c.Chat)}
+    tokenizers = {(each.tokenizer, each.template) for each in sources if isinstance(each, c.Chat | Preferences)}
     if generate.tokenizer is not None and (of_bytes or tokenizers):
         known = "tokens are bytes" if of_bytes else "conversations have a tokenizer"
         yield Diagnostic(

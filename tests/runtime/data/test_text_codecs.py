@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.paths import EXAMPLES
@@ -27,7 +28,7 @@ def test_bytes_are_tokens() -> None:
 
 
 def test_a_prompt_of_a_chat_is_a_message_of_the_user() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(FOLDER)
+    tokenizer: Any = AutoTokenizer.from_pretrained(FOLDER)
     codec = open_codec(_step(FOLDER, chat=True))
     messages = [{"role": "user", "content": "What color is snow?"}]
     expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
