@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from instruments import odd_parts_drawn, own_parts_drawn
-from instruments.optimizers_drawn import draw_optimizer, draw_other_optimizer
+from instruments.optimizers_drawn import draw_float8, draw_optimizer, draw_other_optimizer
 from instruments.own_networks_drawn import DROPOUTS, draw_adapter, draw_dropout, draw_plan, families
 
 # How often there are images, signals, vectors and tokens. Axes divide transformers, in nearly all jobs.
@@ -68,6 +68,7 @@ def draw(seed: int, *, compile: float = 0.0, own: float = OWN, odd: float = ODD,
     others = random.Random(f"optimizers {seed}")  # of their own, so that the rest of a job stays
     if optimizer := draw_other_optimizer(others, random.Random(f"newer optimizers {seed}")):
         blocks["train"]["optimizer"] = optimizer
+    draw_float8(random.Random(f"float8 {seed}"), blocks)
     blocks["model"]["loss"] = _draw_chunks(random.Random(f"chunks {seed}"), blocks["model"]["loss"])
     if "shuffle" not in blocks["data"] and others.random() < SAMPLERS:
         count = others.choice(("", "", f"samples = {others.randint(8, 90)}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 OWN = 0.08  # the share of jobs with one of a user's own
 NEWER = 0.15  # the share of the rest with one of `_NEWER`
@@ -42,3 +43,16 @@ def draw_other_optimizer(own: random.Random, newer: random.Random) -> str:
     if newer.random() < NEWER:
         return newer.choice(_NEWER).format(newer.choice(("", "", ", weight_decay = 0.1")))
     return ""
+
+
+FLOAT8 = 0.05  # of jobs whose dense layers multiply in 8 bits
+
+
+def draw_float8(rng: random.Random, blocks: dict[str, dict[str, str]]) -> None:
+    """Lets some jobs multiply in 8 bits, which takes dims that are multiples of 16."""
+    if rng.random() >= FLOAT8:
+        return
+    blocks["train"]["precision"] = rng.choice(("fp8(emulate = true)", "fp8(rowwise, emulate = true)"))
+    network = re.sub(r"(?:(?<=width = )|(?<=hidden = ))\d+", "32", blocks["model"]["network"])
+    network = re.sub(r"heads = \d+", "heads = 2", network)
+    blocks["model"]["network"] = re.sub(r"widths = \[[^]]*\]", "widths = [32, 48]", network)
