@@ -133,7 +133,7 @@ def test_each_layer_alone_is_torchs(layer: Call, source: SourceFacts) -> None:
     if source in (IMAGES, SIGNALS):
         before = (of(s.Conv2d if source is IMAGES else s.Conv1d, channels=2, padding=1),)
     elif source in (STEPS, WIDE_STEPS):
-        before = (of(s.Linear, features=source.input.shape[1]),)
+        before = (of(s.Linear, features=4 if source is STEPS else 8),)
     is_sequence = source in (STEPS, WIDE_STEPS)
     after = () if isinstance(layer, s.LastStep | s.MeanSteps) else (of(s.MeanSteps),) if is_sequence else ()
     for network in ((layer, of(s.Linear, features=2)), (*before, layer, *after, of(s.Linear, features=2))):

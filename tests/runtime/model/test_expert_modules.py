@@ -19,7 +19,7 @@ WIDTH, HIDDEN = 16, 8
 
 
 def mixture(experts: int = 4, top_k: int = 2, **settings: Any) -> MixtureOfExperts:
-    router = {"score": "softmax", "normalize": True, "scale": 1.0, "rate": None} | settings
+    router: dict[str, Any] = {"score": "softmax", "normalize": True, "scale": 1.0, "rate": None} | settings
     made = MixtureOfExperts()
     made.gate = Router(WIDTH, experts, top_k, **router)
     made.experts = Experts(experts, WIDTH, HIDDEN)
@@ -86,11 +86,12 @@ def test_a_router_that_is_not_finite_gives_a_loss_that_is_not() -> None:
 
 
 def test_biases_move_by_the_tokens_of_a_step_once() -> None:
-    model = nn.Sequential(mixture(4, 1, rate=0.1))
+    module = mixture(4, 1, rate=0.1)
+    model = nn.Sequential(module)
     root = ModuleStep(name="", kind="Sequential", children=(ModuleStep(name="0", kind=".MixtureOfExperts", children=(
         ModuleStep(name="gate", kind=".Router", arguments={"experts": 4}),)),))  # fmt: skip
-    router = model[0].gate
-    all_to_one(model[0])
+    router = module.gate
+    all_to_one(module)
     recompute.apply(RecomputeStep(kind="full", modules=("0",)), model)
     balance = ExpertBalance(model, root, None)
     x = torch.rand(2, 6, WIDTH, requires_grad=True)
@@ -103,6 +104,7 @@ def test_biases_move_by_the_tokens_of_a_step_once() -> None:
             "load_max": 4.0, "load_min": 0.0, **{f"load.0.{n}": 4.0 * (n == 2) for n in range(4)},
         }  # fmt: skip
         balance.update()
+    assert router.e_score_correction_bias is not None
     torch.testing.assert_close(router.e_score_correction_bias, torch.tensor([0.2, 0.2, -0.2, 0.2]))
     assert list(model.state_dict())[1] == "0.gate.e_score_correction_bias" and "0.gate.load" not in model.state_dict()
     with torch.no_grad():
