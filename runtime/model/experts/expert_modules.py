@@ -118,8 +118,9 @@ class MixtureOfExperts(nn.Module):
             self.gate.load.add_(counts)
         order = pairs.argsort(stable=True)
         places = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
-        rows = _SortRows.apply(_cast(tokens), order, places, weights.shape[1])
-        results = _RestoreRows.apply(self.dispatch(self.experts, rows, counts), order, places)
+        rows = _SortRows.apply(_cast(tokens), order, places, weights.shape[1])  # type: ignore[no-untyped-call]
+        results = self.dispatch(self.experts, rows, counts)
+        results = _RestoreRows.apply(results, order, places)  # type: ignore[no-untyped-call]
         results = results.unflatten(0, weights.shape)
         out: Tensor = torch.bmm(weights.to(results.dtype).unsqueeze(1), results).view(*x.shape)
         return out if self.shared_experts is None else out + self.shared_experts(x)
