@@ -155,7 +155,7 @@ def _pipelined_step(job: JobProgram, parts: TrainingComponents, splits: Splits, 
         with autocast(job.precision, parts.device):
             return connected(parts.loss(output, target) / samples, output)
 
-    schedule = ScheduleRun(parts.pipeline, samples, job.microbatches, loss)
+    schedule = ScheduleRun(parts.pipeline, samples * job.loss.rows, job.microbatches, loss)
 
     def enter(number: int) -> None:
         set_targets(parts.plain, job.loss, pair[1])

@@ -172,7 +172,7 @@ def hold(trained: Trained, by_hand: tuple[list[float], dict[str, Tensor]]) -> No
 PLANS = [
     "data.workers=1",
     "devices.cpus=2 parallelism.zero=2",
-    "devices.cpus=2 parallelism.pipeline=2 parallelism.microbatches=2",
+    "devices.cpus=4 parallelism.pipeline=2 parallelism.microbatches=2 parallelism.data_shares=measured",
     "devices.cpus=4 parallelism.tensor=2 parallelism.zero=3 model.loss.chunks=3",
 ]
 
