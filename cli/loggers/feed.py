@@ -18,6 +18,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any
 
 from dslc.compiler.facts.untrusted_files import replacing
@@ -27,15 +28,36 @@ from dslc.runtime.process.records import Record, RecordFollower, note
 from dslc.runtime.process.run_status import ALIVE, ask_to_stop, read_status
 
 TRIES = 3
+_WITH_RANKS = ("running", "restarting")  # states of a run
 _LOOK = 0.5  # seconds between two looks for new records
 _INITIAL_FILES, _LATER_FILES = ("job.plt", "plan.json"), ("plan.svg", "report.json")
+
+
+class Notes:
+    """Notes for a run. Its launcher shows them while ranks run, and the parent of this process at the end. Launching
+    ranks removes earlier notes.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder, self._pending = folder, SimpleQueue[str]()
+
+    def add(self, text: str) -> None:
+        """Has a note written, from any thread."""
+        self._pending.put(text)
+
+    def write(self, at_end: bool = False) -> None:
+        """Writes what is pending, if somebody shows it."""
+        status = read_status(self._folder)
+        if at_end or (status is not None and status.state in _WITH_RANKS):
+            while not self._pending.empty():
+                note(self._folder, self._pending.get())
 
 
 class FedLogger:
     """One logger, and the records that it has missed."""
 
-    def __init__(self, orders: Mapping[str, Any], key: str, folder: str) -> None:
-        self.key, self._folder, self._required = key, folder, bool(orders["required"])
+    def __init__(self, orders: Mapping[str, Any], key: str, folder: str, notes: Notes) -> None:
+        self.key, self._folder, self._required, self._notes = key, folder, bool(orders["required"]), notes
         self._word, self._arguments = orders["word"], orders["arguments"]
         self._run: LibraryRun | None = None
         self._missed, self._in_a_row, self._reason = 0, 0, ""
@@ -67,7 +89,7 @@ class FedLogger:
             self._in_a_row = TRIES
             self._tell(f"gets no records, as it cannot be opened ({self._reason})")
         elif self._run is not None and self._run.address:
-            note(self._folder, f"{self._word}: {self._run.address}")
+            self._notes.add(f"{self.key}: {self._run.address}")
 
     def log(self, record: Record) -> None:
         """Passes a record on, or notes that it is missed."""
@@ -91,7 +113,8 @@ class FedLogger:
     def close(self, state: str) -> None:
         """Ends the run in `state`: `done`, `stopped` or `failed`."""
         run = self._run
-        if run is not None and not self._succeeds(lambda: run.close(state)):
+        is_used = self._in_a_row < TRIES
+        if run is not None and not self._succeeds(lambda: run.close(state)) and is_used:
             self._tell(f"could not be closed ({self._reason})", stops=False)
         if self._missed:
             records = "1 record" if self._missed == 1 else f"{self._missed} records"
@@ -110,7 +133,7 @@ class FedLogger:
         if self._required and stops:
             ask_to_stop(self._folder)
             text += "; it is required, so the training stops after its step"
-        note(self._folder, f"the logger `{self._word}` {text}")
+        self._notes.add(f"the logger `{self.key}` {text}")
 
 
 def logger_keys(words: Sequence[str]) -> list[str]:
@@ -131,8 +154,10 @@ class Feed:
         self._identities: dict[str, str] = dict(orders["runs"])
         self._files = {name: self._signature(name) for name in _LATER_FILES}  # of an earlier start
         keys = logger_keys([logger["word"] for logger in orders["loggers"]])
+        self._notes = Notes(self._folder)
         self._loggers = [
-            FedLogger(logger, key, self._folder) for logger, key in zip(orders["loggers"], keys, strict=True)
+            FedLogger(logger, key, self._folder, self._notes)
+            for logger, key in zip(orders["loggers"], keys, strict=True)
         ]
 
     def open(self) -> None:
@@ -147,6 +172,7 @@ class Feed:
         facts = RunFacts(
             folder=self._folder,
             job=self._orders["job"],
+            job_folder=self._orders["job_folder"],
             settings=self._orders["settings"],
             previous=self._orders["runs"].get(logger.key, ""),
         )
@@ -168,6 +194,7 @@ class Feed:
             if signature not in (None, self._files[name]) and self._has_end(name):
                 self._files[name] = signature
                 self._add_file(name)
+        self._notes.write()
 
     def close(self) -> None:
         """Ends the runs in the state of the training."""
@@ -178,6 +205,7 @@ class Feed:
             logger.submit(logger.close, state)
         for logger in self._loggers:
             logger.wait()
+        self._notes.write(at_end=True)
 
     def _add_file(self, name: str) -> None:
         path = os.path.join(self._folder, name)

@@ -6,6 +6,7 @@ A run keeps its identity over resumes, if the library knows one. Names of number
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import re
@@ -15,6 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from dslc.runtime.process.records import Record, TensorBoard, metrics_of
@@ -32,6 +34,7 @@ class RunFacts:
 
     folder: str
     job: str
+    job_folder: str
     settings: Mapping[str, str]
     previous: str = ""
 
@@ -64,7 +67,10 @@ class TensorBoardRun(LibraryRun):
     """Event files. They are opened with the first record, whose step tells which earlier events are done again."""
 
     def __init__(self, arguments: Mapping[str, Any], facts: RunFacts) -> None:
-        self._folder = arguments["dir"] or os.path.join(facts.folder, "tensorboard")
+        self._folder = os.path.join(facts.folder, "tensorboard")
+        if arguments["dir"]:
+            self._folder = facts.previous or _new_folder(arguments["dir"], facts.name)
+            self.identity = self._folder
         self._board: TensorBoard | None = None
         self._last_step = 0
         self._pending_files: list[str] = []
@@ -162,6 +168,8 @@ class MLflowRun(LibraryRun):
 
         uri = arguments["uri"] or os.environ.get("MLFLOW_TRACKING_URI")
         if uri and uri.startswith("file:"):
+            if not uri.startswith("file:/"):
+                uri = f"file:{os.path.join(facts.job_folder, uri.removeprefix('file:'))}"
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3.7 asks for this word
         self._client: Any = MlflowClient(tracking_uri=uri)
         if facts.previous:
@@ -224,11 +232,11 @@ class CSVRun(LibraryRun):
     """A table with one row for each record. It is rewritten if a number is new, or if steps are done again."""
 
     def __init__(self, arguments: Mapping[str, Any], facts: RunFacts) -> None:
-        self._folder = arguments["dir"] or facts.folder
-        self._copies_files = bool(arguments["dir"])
-        os.makedirs(self._folder, exist_ok=True)
+        self._folder, self._copies_files = facts.folder, bool(arguments["dir"])
+        if arguments["dir"]:
+            self._folder = os.path.dirname(facts.previous) or _new_folder(arguments["dir"], facts.name)
+        rows = _read_rows(facts.previous) if facts.previous else []
         self._path = self.identity = os.path.join(self._folder, "metrics.csv")
-        rows = self._read_rows() if facts.previous else []
         self._columns = list(rows[0]) if rows else list(_KEYS)
         self._write_rows(rows)
         self._last_step = max((int(row["step"]) for row in rows), default=0)
@@ -242,7 +250,7 @@ class CSVRun(LibraryRun):
         repeats = step < self._last_step or (step == self._last_step and split in self._last_splits)
         if repeats or not row.keys() <= set(self._columns):
             self._columns += [name for name in row if name not in self._columns]
-            self._write_rows([kept for kept in self._read_rows() if _precedes(kept, record)])
+            self._write_rows([kept for kept in _read_rows(self._path) if _precedes(kept, record)])
         self._last_splits = {split} if step != self._last_step else self._last_splits | {split}
         self._last_step = step
         with open(self._path, "a", encoding="utf-8", newline="") as file:
@@ -255,18 +263,30 @@ class CSVRun(LibraryRun):
     def close(self, state: str) -> None:
         """Every row is written already."""
 
-    def _read_rows(self) -> list[dict[str, Any]]:
-        try:
-            with open(self._path, encoding="utf-8", newline="") as file:
-                return list(csv.DictReader(file))
-        except FileNotFoundError:
-            return []
-
     def _write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
         with open(self._path, "w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, self._columns)
             writer.writeheader()
             writer.writerows(rows)
+
+
+def _read_rows(path: str) -> list[dict[str, Any]]:
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+    except FileNotFoundError:
+        return []
+
+
+def _new_folder(parent: str, name: str) -> str:
+    """Makes a folder for a run that no other run has, even if both start at once."""
+    os.makedirs(parent, exist_ok=True)
+    for number in count(1):
+        path = os.path.join(parent, name if number == 1 else f"{name} {number}")
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
+            return path
+    raise AssertionError("numbers have no end")
 
 
 def _precedes(row: Mapping[str, str], record: Record) -> bool:

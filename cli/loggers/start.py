@@ -44,6 +44,7 @@ def feed_loggers(job: JobSpec, checkpoint: CheckpointStep, folder: str) -> Itera
         "folder": folder,
         "loggers": [logger_orders(logger) for logger in loggers],
         "job": job.name,
+        "job_folder": job.folder,
         "settings": settings_of(job),
         "runs": previous_runs(checkpoint, folder),
         "identity_folders": [folder, *checkpoints],

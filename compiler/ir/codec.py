@@ -45,7 +45,7 @@ class DecodeError(ValueError):
 
 def to_json(value: object) -> Any:
     """Records as dicts, and all else as it is, for `json.dumps`, which writes tuples as lists."""
-    return _written(value, frozenset())
+    return _to_plain(value, frozenset())
 
 
 def from_json(kind: type[T], data: object) -> T:
@@ -70,7 +70,7 @@ def parse(text: str) -> Any:
 # ---------------------------------------------------------------------------------------------------------- writing
 
 
-def _written(value: object, choices: frozenset[type]) -> object:
+def _to_plain(value: object, choices: frozenset[type]) -> object:
     """Returns a value as JSON; a record of the classes `choices` has the name of its class."""
     kind: type = type(value)
     if kind in _SCALARS:
@@ -78,15 +78,15 @@ def _written(value: object, choices: frozenset[type]) -> object:
     if isinstance(value, StrEnum):
         return value.value
     if isinstance(value, list):
-        return [_written(each, choices) for each in value]
+        return [_to_plain(each, choices) for each in value]
     if isinstance(value, tuple):
-        return tuple(_written(each, choices) for each in value)
+        return tuple(_to_plain(each, choices) for each in value)
     if isinstance(value, Mapping):
-        return {_written(key, choices): _written(each, choices) for key, each in value.items()}
+        return {_to_plain(key, choices): _to_plain(each, choices) for key, each in value.items()}
     if not is_dataclass(value):
         return value
     tag = {TAG: kind.__name__} if kind in choices else {}
-    return tag | {name: _written(getattr(value, name), inner) for name, inner in _fields_of(kind)}
+    return tag | {name: _to_plain(getattr(value, name), inner) for name, inner in _fields_of(kind)}
 
 
 @cache

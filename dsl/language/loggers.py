@@ -12,6 +12,7 @@ from dslc.dsl.language.calls import PythonCall
 from dslc.dsl.language.registry import Bool, Call, ListOf, Path, Str, arg, call, word
 from dslc.dsl.record import record
 
+_PARENT = "a folder, in which each run has its own"
 _RUN_FOLDER = "the run directory"
 _RUN_NAME = "the name of the run"
 _JOB_NAME = "the job's name and the folder's"
@@ -42,7 +43,7 @@ class TensorBoardLogger(LibraryLogger):
     writes none of its own.
     """
 
-    dir: str | None = arg(Path("write"), "the folder", default=None, shown="`tensorboard` in the run directory")
+    dir: str | None = arg(Path("write"), _PARENT, default=None, shown="`tensorboard` in the run directory")
 
 
 @call("logger", "wandb")
@@ -77,7 +78,7 @@ class MLflowLogger(LibraryLogger):
     )
     uri: str | None = arg(
         Str(),
-        'the tracking server, `"http://…"`, or `"file:mlruns"`, a folder',
+        'the tracking server, `"http://…"`, or `"file:mlruns"`, a folder beside the job',
         default=None,
         shown="MLFLOW_TRACKING_URI, or MLflow's default",
     )
@@ -100,4 +101,4 @@ class TrackioLogger(LibraryLogger):
 class CSVLogger(LibraryLogger):
     """A table `metrics.csv`, with one row for each record and a column for each number."""
 
-    dir: str | None = arg(Path("write"), "the folder", default=None, shown=_RUN_FOLDER)
+    dir: str | None = arg(Path("write"), _PARENT, default=None, shown=_RUN_FOLDER)

@@ -66,7 +66,8 @@ def feed_of(folder: Path, loggers: str, runs: dict[str, str] | None = None) -> F
     job = job_of(loggers)
     given = [logger_orders(logger) for logger in job.log.loggers if isinstance(logger, LibraryLogger)]
     orders = {"folder": str(folder), "loggers": given, "job": "digits", "settings": settings_of(job)}
-    return Feed(orders | {"runs": runs or {}, "identity_folders": [str(folder)]})
+    places = {"identity_folders": [str(folder)], "job_folder": str(folder.parent)}
+    return Feed(orders | places | {"runs": runs or {}})
 
 
 def train(folder: Path, loggers: str) -> None:
@@ -94,14 +95,22 @@ def test_settings_are_those_of_the_resolved_job_in_the_language() -> None:
 
 def test_a_table_has_each_record_once(folder: Path) -> None:
     train(folder, f'csv(), csv(dir = "{folder.parent / "other"}")')
-    with (folder / "metrics.csv").open(newline="") as file:
-        rows = [(row["step"], row["split"], row["loss"], row["accuracy"]) for row in csv.DictReader(file)]
-    assert rows == [
-        ("1", "train", "2.0", ""),
-        ("2", "train", "1.25", ""),
-        ("2", "validation", "3.0", "0.5"),
-        ("3", "train", "", ""),
-    ]
+    table, place = folder / "metrics.csv", folder.parent / "other" / "digits run"
+    for path in (table, place / "metrics.csv"):
+        with path.open(newline="") as file:
+            rows = [(row["step"], row["split"], row["loss"], row["accuracy"]) for row in csv.DictReader(file)]
+        assert rows == [
+            ("1", "train", "2.0", ""),
+            ("2", "train", "1.25", ""),
+            ("2", "validation", "3.0", "0.5"),
+            ("3", "train", "", ""),
+        ]
+    feed_of(folder, f'csv(dir = "{folder.parent / "other"}")').open()  # another run of the name has another folder
+    assert (place / "metrics.csv").read_text().count("\n") == 5
+    assert (folder.parent / "other" / "digits run 2" / "metrics.csv").read_text() == "step,split\n"
+    new = feed_of(folder, "csv()", {"csv": str(place / "metrics.csv")})  # resumed elsewhere
+    new.open()
+    assert table.read_text().count("\n") == 5
 
 
 def test_event_files_have_numbers_the_job_and_the_diagram(folder: Path) -> None:
@@ -122,8 +131,8 @@ def test_event_files_have_numbers_the_job_and_the_diagram(folder: Path) -> None:
 def test_mlflow_has_one_run_over_both_starts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow.tracking import MlflowClient
 
+    train(folder, 'mlflow(uri = "file:mlruns", experiment = "tests")')
     uri = f"file:{folder.parent / 'mlruns'}"
-    train(folder, f'mlflow(uri = "{uri}", experiment = "tests")')
     client = MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name("tests")
     assert experiment is not None
@@ -209,7 +218,7 @@ def test_a_logger_that_fails_is_noted_and_one_that_is_required_stops_the_trainin
     feed.close()
     notes = (folder / NOTES).read_text()
     assert "the logger `csv` gets no records, as it cannot be opened (IsADirectoryError" in notes
-    assert "the logger `csv` missed 2 records (NotADirectoryError" in notes and not is_asked_to_stop(str(folder))
+    assert "the logger `csv 2` missed 2 records (NotADirectoryError" in notes and not is_asked_to_stop(str(folder))
     required = feed_of(folder, "csv(required = true)")
     required.open()
     required.close()
@@ -234,7 +243,7 @@ def test_a_logger_that_hangs_holds_up_no_other(folder: Path, monkeypatch: pytest
         threading.Event().wait(0.01)
     answered.set()
     feed.close()
-    assert "1,train,2.0" in (folder / "w" / "metrics.csv").read_text()
+    assert "1,train,2.0" in (folder / "w" / "digits run" / "metrics.csv").read_text()
 
 
 def test_a_logger_is_called_no_more_after_some_failures(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +269,7 @@ def test_a_process_beside_the_training_feeds_the_loggers(folder: Path, capfd: py
         write_records(folder, record(2, 1.5))
     assert [line[:9] for line in (folder / "metrics.csv").read_text().splitlines()] == ["step,spli", "2,train,1"]
     assert json.loads((folder.parent / "kept" / RUNS).read_text()) == {"csv": str(folder / "metrics.csv")}
-    assert "the logger `csv` missed 1 record (FileExistsError" in capfd.readouterr().err
+    assert "the logger `csv 2` missed 1 record (FileExistsError" in capfd.readouterr().err
 
 
 def test_a_resumed_training_continues_the_runs(folder: Path) -> None:
@@ -276,8 +285,9 @@ def test_a_resumed_training_continues_the_runs(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_dslc_run_feeds_loggers_with_all_files(tmp_path: Path) -> None:
-    job, out, copies = tmp_path / "digits.plt", tmp_path / "run", tmp_path / "copies"
-    job.write_text(JOB.replace("LOGGERS", f'tensorboard(), csv(dir = "{copies}")'))
+    job, out, copies = tmp_path / "digits.plt", tmp_path / "run", tmp_path / "copies" / "digits run"
+    unusable = f'csv(dir = "{job}/x")'  # a file has no folders
+    job.write_text(JOB.replace("LOGGERS", f'tensorboard(), csv(dir = "{copies.parent}"), {unusable}'))
     run = dslc("run", job, "--out", out)
     assert run.returncode == 0, run.stdout + run.stderr
     for name in ("job.plt", "plan.json", "plan.svg", "report.json"):
@@ -285,7 +295,8 @@ def test_dslc_run_feeds_loggers_with_all_files(tmp_path: Path) -> None:
     with (copies / "metrics.csv").open(newline="") as file:
         losses = [float(row["loss"]) for row in csv.DictReader(file)]
     assert losses == [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert list((out / "tensorboard").iterdir()) and "the logger" not in run.stdout + run.stderr
+    assert list((out / "tensorboard").iterdir())
+    assert "`csv 2` gets no records" in run.stdout + run.stderr and "missed 5 records" in run.stderr
 
 
 def test_a_library_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
