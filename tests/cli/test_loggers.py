@@ -105,11 +105,14 @@ def test_a_table_has_each_record_once(folder: Path) -> None:
             ("2", "validation", "3.0", "0.5"),
             ("3", "train", "", ""),
         ]
-    feed_of(folder, f'csv(dir = "{folder.parent / "other"}")').open()  # another run of the name has another folder
+    another = feed_of(folder, f'csv(dir = "{folder.parent / "other"}")')  # a run of the same name
+    another.open()
+    another.close()
     assert (place / "metrics.csv").read_text().count("\n") == 5
     assert (folder.parent / "other" / "digits run 2" / "metrics.csv").read_text() == "step,split\n"
     new = feed_of(folder, "csv()", {"csv": str(place / "metrics.csv")})  # resumed elsewhere
     new.open()
+    new.close()
     assert table.read_text().count("\n") == 5
 
 
