@@ -25,7 +25,7 @@ from dslc.dsl import cache
 
 ENTRIES = 16  # that are kept, by their last use
 FACTS = "facts.json"
-_FORMAT = 2
+_FORMAT = 3
 _NAME = "chat-"
 _FACTS_LIMIT = 1 << 20  # bytes
 _TOKENIZER_FILES = (".json", ".jinja", ".txt", ".model", ".tiktoken")

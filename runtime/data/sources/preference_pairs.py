@@ -1,7 +1,8 @@
 """Reads pairs of answers: rows with `chosen`, `rejected` and mostly `prompt`, each a list of messages or a text.
 
 Model: as TRL has them (https://huggingface.co/docs/trl/dataset_formats#preference). A row without a prompt has it in
-both answers: it is what these have in common at their beginning, of texts without a last space.
+both answers: it is what these have in common at their beginning, of texts without a last space. A prompt of text
+beside lists of messages is the user's message, unless the lists begin with it.
 
 Contract: a row that is no pair raises ConversationError with its file and line. A pair whose answer is empty is a pair
 without one.
@@ -58,7 +59,11 @@ def read_pair(row: object, place: str) -> PreferencePair:
     tools = read_tools(row.get("tools"), place)
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise ConversationError(f"{place}: one of the answers is a text, and the other a list of messages", _SHAPE)
-    if isinstance(prompt, str) and not isinstance(chosen, str):
+    if isinstance(prompt, str) and not isinstance(chosen, str) and not isinstance(rejected, str):
+        length = int(bool(chosen) and chosen[0]["role"] == "system" and chosen[:1] == rejected[:1])
+        if not _begins_with_user(chosen[length:]) and not _begins_with_user(rejected[length:]):
+            user = {"role": "user", "content": prompt}
+            return PreferencePair(place, (*chosen[:length], user), chosen[length:], rejected[length:], tools)
         prompt = None  # data sets repeat the prompt's text beside whole conversations
     if prompt is None:
         length = _common_length(chosen, rejected)
@@ -66,6 +71,10 @@ def read_pair(row: object, place: str) -> PreferencePair:
     if isinstance(prompt, str) != isinstance(chosen, str):
         raise ConversationError(f"{place}: the prompt is a list of messages, and the answers are texts", _SHAPE)
     return PreferencePair(place, prompt, chosen, rejected, tools)
+
+
+def _begins_with_user(messages: Sequence[Message]) -> bool:
+    return bool(messages) and messages[0]["role"] == "user"
 
 
 def _common_length(chosen: Answer, rejected: Answer) -> int:

@@ -86,6 +86,10 @@ def test_a_prompt_within_the_answers_is_what_they_have_in_common(tmp_path: Path)
         assert torch.equal(one, other)
     of_axolotl = pairs_of(tmp_path, [{"messages": USER, "chosen": YES[0], "rejected": NO[0]}])
     assert torch.equal(explicit[1], of_axolotl[1])
+    system = [{"role": "system", "content": "Be brief."}]
+    for before in ([], system):
+        pair = read_pair({"prompt": "Is it?", "chosen": before + YES, "rejected": before + NO}, "")
+        assert ([*pair.prompt], [*pair.chosen], [*pair.rejected]) == (before + USER, YES, NO)
     pair = read_pair({"chosen": "The sky is blue.", "rejected": "The sky is green."}, "")
     assert (pair.prompt, pair.chosen, pair.rejected) == ("The sky is", " blue.", " green.")
 
