@@ -5,7 +5,8 @@ other weights, which the weights of the start replace afterwards. A forward pass
 training, gives one number for each row. So a training needs the memory of one model, and no forward pass of another.
 
 Contract: rank 0 keeps the numbers in the run directory, under a key of what they follow from: the tokens, the network,
-its files of weights and the precision. A training that resumes takes them from there. All ranks have all numbers.
+its files of weights and the precision. A training that resumes takes them from there. All ranks have all numbers. A
+file that is damaged or of another key is said so, and its numbers are computed anew.
 
 Limits: a file of weights is known by its size and its time.
 """
@@ -17,8 +18,9 @@ import dataclasses
 import hashlib
 import json
 import os
-import tempfile
 import time
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -26,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dslc.compiler.facts.untrusted_files import atomic_write, recreate_file
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.number_text import time_text
 from dslc.compiler.ir.program import JobProgram, RankPlace, ReferenceStep, WeightsStep
@@ -62,14 +65,14 @@ def add_reference(
     sources = _sources(splits)
     sizes = [len(source) for source in sources]
     path, key = os.path.join(run_dir, FILE), _key(job)
-    table = _broadcast(_load(path, key, sum(sizes)) if place.rank == 0 else None, sum(sizes), parts.device)
+    table = _broadcast(read_table(run_dir, key, sum(sizes)) if place.rank == 0 else None, sum(sizes), parts.device)
     if table is None:
         began = time.monotonic()
         progress = _Progress(run_dir if place.rank == 0 else "", sum(sizes), after_batch)
         with _reference_model(job, parts, reference):
             table = torch.cat([_log_probabilities(job, place, parts, source, progress) for source in sources])
         if place.rank == 0:
-            _store(path, key, table)
+            write_table(path, key, table)
             seconds = time_text(time.monotonic() - began)
             note(run_dir, f"reference: log-probabilities of {sum(sizes):,} pairs in {seconds}, kept in {FILE}")
     for source, part in zip(sources, table.split(sizes), strict=True):
@@ -199,21 +202,25 @@ def _key(job: JobProgram) -> str:
     return hashlib.sha256(json.dumps(known, sort_keys=True, default=repr).encode()).hexdigest()
 
 
-def _load(path: str, key: str, pairs: int) -> Tensor | None:
-    """Returns the numbers that a file keeps under this key."""
+def read_table(run_dir: str, key: str, pairs: int) -> Tensor | None:
+    """Returns the numbers that the run directory keeps under this key, if any."""
+    path = os.path.join(run_dir, FILE)
     try:
         with np.load(path, allow_pickle=False) as file:
-            if str(file["key"]) != key or file["log_probabilities"].shape != (pairs, 2):
-                return None
-            return torch.from_numpy(file["log_probabilities"].astype(np.float32))
-    except (OSError, ValueError, KeyError):
+            if str(file["key"]) == key and file["log_probabilities"].shape == (pairs, 2):
+                return torch.from_numpy(file["log_probabilities"].astype(np.float32))
+        fault = "is of other weights, data or precision"
+    except FileNotFoundError:
         return None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        fault = f"cannot be read ({error!r})"
+    note(run_dir, f"{FILE} {fault}: the reference is computed anew, from the weights of this start")
+    return None
 
 
-def _store(path: str, key: str, table: Tensor) -> None:
-    with naming(path), tempfile.NamedTemporaryFile(dir=os.path.dirname(path), delete=False) as file:
+def write_table(path: str, key: str, table: Tensor) -> None:
+    with naming(path), atomic_write(path) as part, open(recreate_file(part), "wb") as file:
         np.savez(file, key=np.array(key), log_probabilities=table.numpy())
-    os.replace(file.name, path)
 
 
 def _broadcast(table: Tensor | None, pairs: int, device: torch.device) -> Tensor | None:

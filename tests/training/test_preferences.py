@@ -24,6 +24,7 @@ from dslc.runtime.loop.plain_loop import mean_loss
 from dslc.runtime.model import initial_weights
 from dslc.runtime.model.losses import loss_sum, pair_losses
 from dslc.runtime.model.meta_model import build_model
+from dslc.runtime.reference import read_table, write_table
 from dslc.runtime.technique import frozen
 
 STEPS = 6
@@ -128,6 +129,24 @@ def test_the_odds_of_a_certain_answer_are_finite() -> None:
     loss = loss_sum(step)(logits, torch.tensor([[1], [1]]))
     loss.backward()
     assert torch.isfinite(loss) and logits.grad is not None and torch.isfinite(logits.grad).all()
+
+
+def test_a_reference_that_does_not_suit_is_said_and_computed_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, table = tmp_path / "reference.npz", torch.arange(6.0).view(3, 2)
+    assert read_table(str(tmp_path), "key", 3) is None and not capsys.readouterr().out
+    write_table(str(file), "key", table)
+    found = read_table(str(tmp_path), "key", 3)
+    assert found is not None and torch.equal(found, table) and not capsys.readouterr().out
+    assert read_table(str(tmp_path), "other", 3) is None and read_table(str(tmp_path), "key", 4) is None
+    assert capsys.readouterr().out.count("reference.npz is of other weights, data or precision: the reference is") == 2
+    whole = file.read_bytes()
+    for damaged in (b"", b"PK", whole[: len(whole) // 2], b"text", whole.replace(b"NUMPY", b"numpy")):
+        file.write_bytes(damaged)
+        assert read_table(str(tmp_path), "key", 3) is None
+        assert "reference.npz cannot be read (" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["reference.npz"]
 
 
 # --------------------------------------------------------------------------------------------------- whole trainings
