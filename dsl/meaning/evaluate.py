@@ -365,6 +365,9 @@ class Evaluator:
         bare = not isinstance(amount, registry.Quantity)
         if not isinstance(amount, registry.Quantity):
             if len(kind.dimensions) > 1 or first not in units.BARE:
+                if amount == 0 and not kind.allows(0):
+                    help = f"a number above 0 and its unit, such as `{units.EXAMPLES[first]}`"
+                    return self.within(expr, amount, kind, "0", path, help)
                 return self.fail(
                     "E0124", f"`{path}` needs a unit: {describe(kind)}", expr.span,
                     help=remedy("write ", with_unit(amount, kind, expr.span)),

@@ -73,7 +73,8 @@ def _unsplit(job: JobSpec, layout: Layout) -> Iterator[tuple[str, str, Span | No
         yield "E0431", why, job.memory.value_span("recompute"), help
     if isinstance(job.memory.recompute, RecomputeBudget):
         why = "and recomputed blocks then hold more than they save"
-        yield "E0444", why, job.memory.value_span("recompute"), remedy(set_field("memory.recompute", "none"))
+        help = remedy(set_field("parallelism.schedule", "1f1b"), ", ", set_field("memory.recompute", "none"))
+        yield "E0444", why, job.memory.value_span("recompute"), help
 
 
 def has_piece_fault(model: ModelGraph) -> bool:

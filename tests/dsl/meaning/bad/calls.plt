@@ -24,3 +24,7 @@ train {
 launch {
   with = slurm(partition = gpu) #! E0120
 }
+
+memory {
+  recompute = budget(0) #! E0125
+}
