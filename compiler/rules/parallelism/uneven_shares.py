@@ -57,6 +57,9 @@ def _needs_equal_shares(
         if job.parallelism.zero > 1:
             why = "each rank measures with unsharded parameters; `data_shares = […]` goes with it"
             yield f"`zero = {job.parallelism.zero}`", job.parallelism.value_span("zero"), why
+        if job.parallelism.expert > 1:
+            why = "each rank measures by itself, and its rows go to experts of others; `data_shares = […]` goes with it"
+            yield "an expert axis", job.parallelism.value_span("expert"), why
         if workload is not None and workload.stream is not None:
             yield "a stream", job.data.value_span("source"), "its samples come once, and measuring would take some"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from dslc.compiler.model.model import ModelGraph
+from dslc.compiler.ir.nodes import ModelGraph, ParameterNode
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import offloaded, sharding_of, trained
 from dslc.compiler.rules.parallelism.sharding import or_else, sharding_span
@@ -62,14 +62,19 @@ def check_codes(job: JobSpec, layout: Layout, model: ModelGraph | None) -> Itera
         refusals.append((reason, job.parallelism.value_span("tensor"), None))
     elif model is not None and sharding.engine == "fsdp" and sharding.shards * sharding.experts > 1:
         names = trained(job, model)
-        parameters = (q for layer in model.layers for q in layer.parameters if q.name in names)
+        parameters = [q for layer in model.layers for q in layer.parameters if q.name in names]
         cut = next((q for q in parameters if _cuts_blocks(q.shape, sharding.parts_of(q))), None)
+        small = next((q for q in parameters if q.experts and _has_other_codes(q, sharding.experts)), None)
         if cut is not None:
             shape = " x ".join(map(str, cut.shape))
             reason = (
                 f"rows of `{cut.name}` ({shape}) are shared out over {sharding.parts_of(cut)} ranks, and cut its blocks"
             )
             refusals.append((reason, sharding_span(job, layout), None))
+        elif small is not None:
+            shape = " x ".join(map(str, small.shape))
+            reason = f"a rank's part of `{small.name}` ({shape}) would be kept in other bits than all experts are"
+            refusals.append((reason, job.parallelism.value_span("expert"), None))
     for reason, span, edit in refusals:
         yield Diagnostic(
             "E0737",
@@ -78,6 +83,12 @@ def check_codes(job: JobSpec, layout: Layout, model: ModelGraph | None) -> Itera
             notes=(Note("the optimizer", optimizer.value_span("state_")),),
             help=remedy(edit or set_field("train.optimizer.state", "fp32")),
         )
+
+
+def _has_other_codes(parameter: ParameterNode, experts: int) -> bool:
+    """True if the part of a stack of experts that a rank of the axis has is kept in other bits than the stack is."""
+    part = (parameter.shape[0] // experts, *parameter.shape[1:])
+    return keeps_codes(parameter.shape) != keeps_codes(part)
 
 
 def _cuts_blocks(shape: tuple[int, ...], shards: int) -> bool:
