@@ -39,15 +39,13 @@ log {
 }
 """
 EXPERTS = "model.network.experts=moe"
+TWO = ("devices.cpus=2", "parallelism.expert=2")
 FOUR = ("devices.cpus=4", "parallelism.expert=2")
 PLANS: dict[str, tuple[str, ...]] = {
     "zero 0": FOUR,
-    "zero 1": (*FOUR, "parallelism.zero=1", "parallelism.microbatches=2"),
-    "zero 2": (*FOUR, "parallelism.zero=2", "parallelism.microbatches=2"),
+    "zero 2 in replicas": (*FOUR, "parallelism.zero=2", "parallelism.replicas=2", "parallelism.microbatches=2"),
     "zero 3": (*FOUR, "parallelism.zero=3", "memory.recompute=full"),
-    "replicas": (*FOUR, "parallelism.zero=3", "parallelism.replicas=2"),
-    "two ranks": ("devices.cpus=2", "parallelism.expert=2", "parallelism.zero=3"),
-    "one expert each": ("devices.cpus=4", "parallelism.expert=4", "memory.recompute=selective"),
+    "two ranks": (*TWO, "parallelism.zero=3", "memory.recompute=selective"),
     "pipeline": (*FOUR, "parallelism.pipeline=2", "parallelism.microbatches=2", "parallelism.zero=2"),
 }
 
@@ -74,7 +72,7 @@ def test_the_axis_trains_as_one_process_does(launcher: Launcher, job: Path, name
 def test_all_tokens_on_one_expert(launcher: Launcher, job: Path) -> None:
     """Routers that do not train begin with equal scores, and the first experts win: rank 1 of the axis gets no row."""
     settings = ("model.network.init_std=0.0", f"{EXPERTS}(experts = 4, top_k = 1, hidden = 16)")
-    agree(one_process(launcher, job, *settings), train_job(launcher, job, *FOUR, *settings))
+    agree(one_process(launcher, job, *settings), train_job(launcher, job, *TWO, *settings))
 
 
 def test_an_even_routing_exchanges_what_is_planned(launcher: Launcher, job: Path, tmp_path: Path) -> None:
@@ -85,7 +83,7 @@ def test_an_even_routing_exchanges_what_is_planned(launcher: Launcher, job: Path
 
 @pytest.mark.slow
 def test_any_routing_exchanges_as_much_in_all(launcher: Launcher, job: Path, tmp_path: Path) -> None:
-    ranks = profiled(launcher, tmp_path, job, *FOUR, "parallelism.microbatches=2")
+    ranks = profiled(launcher, tmp_path, job, *TWO, "parallelism.microbatches=2")
     sums = {
         kind: sum(e[kind]["bytes"] for rank in ranks for e in rank["collectives"] if e["operation"] == "all_to_all")
         for kind in ("measured", "predicted")
@@ -95,6 +93,7 @@ def test_any_routing_exchanges_as_much_in_all(launcher: Launcher, job: Path, tmp
 
 @pytest.mark.slow
 def test_a_checkpoint_resumes_on_other_ranks(launcher: Launcher, job: Path, tmp_path: Path) -> None:
+    """From two experts a rank on four, under `zero = 3`, to one process, to one expert each, under `zero = 1`."""
     adamw = "train.optimizer=adamw(lr = 1e-3)"
     last = ("devices.cpus=4", "parallelism.expert=4")
     parts = ((2, (*FOUR, adamw, "parallelism.zero=3")), (4, (adamw,)), (6, (*last, adamw, "parallelism.zero=1")))
