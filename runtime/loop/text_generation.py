@@ -77,6 +77,7 @@ class TextGenerator:
             row[1 : len(tokens) + 1] = torch.tensor(tokens)
         self._broadcast(table)
         self._prompts = [row[1 : row[0] + 1] for row in table.tolist()]
+        self.overlong = sum(len(prompt) > step.context for prompt in self._prompts)  # prompts that lose their beginning
 
     def _encode(self, prompt: str) -> list[int]:
         assert self._codec is not None
@@ -208,6 +209,11 @@ class TextWriter:
         self._job, self._step = job, step
         self._generator = TextGenerator(job, place, parts, step)
         self._records = TextRecords(run_dir, first, tell) if place.rank == 0 else None
+        if place.rank == 0 and (count := self._generator.overlong):
+            tell(
+                f"generate: {count} of {len(step.prompts)} prompts with more tokens than the context, "
+                f"continued from the last {step.context}"
+            )
         self.times: list[float] = []
 
     def is_due(self, step: int) -> bool:

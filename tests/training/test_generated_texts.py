@@ -76,6 +76,7 @@ def test_texts_are_those_of_a_loop_by_hand_and_change_no_training(launcher: Laun
     assert made.program.generate is not None
     (plain := tmp_path / "plain").mkdir()
     agree(train(launcher, plain, made.program, made.places, generate=None), trained, 0.0, 0.0)
+    assert "generate: 1 of 3 prompts with more tokens than the context, continued from the last 16" in trained.shown
     model = build_model(made.program.model, torch.device("cpu")).eval()
     model.load_state_dict(load_file(trained.folder / "weights.safetensors"), strict=False)
     texts = _texts(trained.folder)
