@@ -289,7 +289,7 @@ def llama_block(spec: s.LlamaBlock, x: Value, t: Tape) -> Value:
 def _inner_network(spec: s.LlamaBlock, t: Tape) -> Call:
     """Returns the experts of a block, or its gated network."""
     if spec.experts is not None:
-        unused = [name for name in ("hidden", "activation", "mlp_bias") if spec.is_set(name)]
+        unused = [name for name in ("hidden", "mlp_bias") if spec.is_set(name)]
         for name in unused if not isinstance(t.around.network, s.Llama) else ():
             t.warn("W0103", f"`{name}` has no effect: the block has experts", spec, name,
                    help=remedy(remove_at(spec.value_span(name))))  # fmt: skip

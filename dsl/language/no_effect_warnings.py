@@ -194,6 +194,23 @@ def without_window(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
                         place, remedy("set `window`, or ", remove_at(place, "remove it")))  # fmt: skip
 
 
+def beside_experts(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
+    """Reports arguments of gated networks that no block has, and of experts that no block has."""
+    network = blocks["model"].network
+    if not isinstance(network, Llama) or "model.network" in broken:
+        return
+    if network.experts is None:
+        names, why = ("dense_layers",), "the network has no experts"
+    else:
+        names, why = ("hidden", "mlp_bias") if network.dense_layers == 0 else (), "all blocks have experts"
+    for name in names:
+        if changed(network, name):
+            place = network.name_span(name)
+            other = "experts" if network.experts is None else "dense_layers"
+            advice = remedy(f"set `{other}`, or ", remove_at(place, "remove it"))
+            yield no_effect(f"model.network.{name}", why, place, advice)
+
+
 def without_stream(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     data = blocks["data"]
     if isinstance(data.source, c.Datasets):
@@ -240,6 +257,7 @@ EFFECTS: tuple[Effect, ...] = (
     momentum,
     tokens_and_numbers,
     without_window,
+    beside_experts,
     without_stream,
     step_never_taken,
 )

@@ -1,4 +1,4 @@
-"""Rules for the balance of experts: it follows the tokens of the global batch; and for the compiler. E0233, E0234."""
+"""Rules for experts: their balance, the compiler beside them, and the blocks that they leave dense. E0233 to E0236."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Iterator
 
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.layers import BalanceBias, MixtureOfExperts
+from dslc.dsl.language.layers import BalanceBias, Llama, LlamaBlock, MixtureOfExperts
 from dslc.dsl.language.registry import Call
-from dslc.dsl.remedy import remedy, remove_field, set_field
+from dslc.dsl.remedy import remedy, remove_argument, remove_field, set_argument, set_field
 
 
 def mixtures(job: JobSpec) -> Iterator[MixtureOfExperts]:
     """Yields the mixtures of experts in the job's network."""
-    yield from _mixtures_in(job.model.network)
+    yield from (call for call in _calls_in(job.model.network) if isinstance(call, MixtureOfExperts))
 
 
-def _mixtures_in(value: object) -> Iterator[MixtureOfExperts]:
-    if isinstance(value, MixtureOfExperts):
+def _calls_in(value: object) -> Iterator[Call]:
+    """Yields a call and those within it."""
+    if isinstance(value, Call):
         yield value
-    elif isinstance(value, Call):
         for name in value.record_names:
-            yield from _mixtures_in(getattr(value, name))
+            yield from _calls_in(getattr(value, name))
     elif isinstance(value, tuple):
         for item in value:
-            yield from _mixtures_in(item)
+            yield from _calls_in(item)
 
 
 def check_balance(job: JobSpec) -> Iterator[Diagnostic]:
@@ -53,3 +53,31 @@ def check_compiled_experts(job: JobSpec) -> Iterator[Diagnostic]:
             notes=(Note("the experts", mixture.span),),
             help=remedy(set_field("train.compile", "false")),
         )
+
+
+def check_blocks_of_experts(job: JobSpec) -> Iterator[Diagnostic]:
+    """Reports an activation that experts do not have, and experts that no block has."""
+    for block in _calls_in(job.model.network):
+        if not isinstance(block, Llama | LlamaBlock) or block.experts is None:
+            continue
+        if block.activation != "silu":
+            yield Diagnostic(
+                "E0235",
+                f"experts compute with `silu`, and the activation of `{block.word}` is `{block.activation}`",
+                block.value_span("activation"),
+                notes=(Note("the experts", block.value_span("experts")),),
+                help=remedy(remove_argument(block.span, "activation")),
+            )
+        if isinstance(block, Llama) and block.dense_layers >= block.layers:
+            yield Diagnostic(
+                "E0236",
+                f"no block has experts: the first {block.dense_layers} are dense, of {block.layers}",
+                block.value_span("dense_layers"),
+                label=f"{block.dense_layers} ≥ {block.layers}",
+                notes=(Note("the blocks", block.value_span("layers")),),
+                help=remedy(
+                    set_argument(block.span, "dense_layers", block.layers - 1),
+                    ", or ",
+                    remove_argument(block.span, "experts"),
+                ),
+            )
