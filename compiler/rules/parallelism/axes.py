@@ -15,6 +15,7 @@ from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.draws import draws_by_sample
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.tensor_plan import TensorPlan, needs_whole
+from dslc.compiler.rules.model.experts import mixtures
 from dslc.compiler.rules.parallelism.tensor_plan import check_styles, report_scores, report_uneven
 from dslc.dsl.diagnostics import Diagnostic, Note, division
 from dslc.dsl.language import layers
@@ -130,6 +131,16 @@ def _check_known(job: JobSpec, model: ModelGraph, plan: TensorPlan) -> Iterator[
             span,
             notes=(Note("the network", job.model.value_span("network")),),
             help=advice,
+        )
+        return
+    mixture = next(mixtures(job), None)
+    if mixture is not None and plan.unknown:
+        yield Diagnostic(
+            "E0416",
+            "dslc cannot split experts over the tensor axis",
+            span,
+            notes=(Note("the experts", mixture.span),),
+            help=remedy(remove_field("parallelism.tensor", "use the data axis"), ", or the context axis"),
         )
         return
     for name in plan.unknown[:1]:
