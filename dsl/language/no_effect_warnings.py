@@ -199,14 +199,14 @@ def beside_experts(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     network = blocks["model"].network
     if not isinstance(network, Llama) or "model.network" in broken:
         return
+    names: tuple[str, ...] = ()
     if network.experts is None:
-        names, why = ("dense_layers",), "the network has no experts"
-    else:
-        names, why = ("hidden", "mlp_bias") if network.dense_layers == 0 else (), "all blocks have experts"
+        names, why, other = ("dense_layers",), "the network has no experts", "experts"
+    elif network.dense_layers == 0:
+        names, why, other = ("hidden", "mlp_bias"), "all blocks have experts", "dense_layers"
     for name in names:
         if changed(network, name):
             place = network.name_span(name)
-            other = "experts" if network.experts is None else "dense_layers"
             advice = remedy(f"set `{other}`, or ", remove_at(place, "remove it"))
             yield no_effect(f"model.network.{name}", why, place, advice)
 
