@@ -136,13 +136,17 @@ def _step(
 
 @torch.no_grad()
 def _add_reference(job: JobProgram, model: nn.Module, splits: Splits, device: torch.device) -> None:
-    """Gives each pair the log-probabilities of its answers at the start, or by other weights, one pair after another.
-    An adapter changes nothing at the start.
+    """Gives each pair the log-probabilities of its answers at the start, by other weights, or without the adapters, one
+    pair after another.
     """
     assert job.loss.reference is not None
     if files := job.loss.reference.files:
         model = build_model(job.model, device)
         initial_weights.load(replace(job.model, weights=WeightsStep(files=files)), model)
+    off = job.loss.reference.kind == "adapter_off"
+    adapted = [module for module in model.modules() if off and hasattr(module, "_disable_adapters")]
+    for module in adapted:
+        module._disable_adapters = True  # type: ignore[assignment]
     pairs: Samples = splits.train
     while isinstance(pairs, DerivedSamples):
         pairs = pairs.samples
@@ -152,6 +156,8 @@ def _add_reference(job: JobProgram, model: nn.Module, splits: Splits, device: to
     for n in range(len(pairs)):
         input, target = (part.to(device) for part in pairs.batch(torch.tensor([n])))
         rows.append(_log_probabilities(model(input), target))
+    for module in adapted:
+        module._disable_adapters = False  # type: ignore[assignment]
     model.train()
     pairs.reference = torch.stack(rows).float().cpu()
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.commands import dslc
 from helpers.launcher import Launcher
 from helpers.trained import Trained, agree, ready, train_in_parts, train_job
 from safetensors.torch import save_file
@@ -254,6 +255,8 @@ def test_the_reference_is_the_network_without_its_adapter(launcher: Launcher, tm
         return model
 
     hold(trained, losses_by_hand(job, without_adapter))
+    run = dslc("verify", job, "--steps", "3", "--set", "data.shuffle=false", cwd=job.parent)
+    assert run.returncode == 0 and "the plan trains as one process does" in run.stdout, run.stdout + run.stderr
 
 
 @pytest.mark.slow
