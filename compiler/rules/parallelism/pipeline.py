@@ -1,4 +1,4 @@
-"""Rules of the pipeline axis. E0412 to E0414, E0430 to E0432, E0434, E0435, E0444, W0433, W0436, W0664."""
+"""Rules of the pipeline axis. E0412 to E0414, E0430 to E0432, E0434, E0435, E0444, E0446, W0433, W0436, W0664."""
 
 from __future__ import annotations
 
@@ -160,6 +160,7 @@ def check_stages(
             help="fewer stages, or others by hand: `stages = […]`",
         )
     yield from _check_ends(job, model, stages, span)
+    yield from _check_tied_rows(job, layout, model, stages, schedule)
     yield from _warn_of_repeated(job, model, stages, schedule)
     if "optimizer" in (moved := offloaded(job, layout)) and "parameters" not in moved:
         who = holders(model, stages, schedule.placement)
@@ -171,6 +172,37 @@ def check_stages(
                 notes=(Note("the stages are asked for here", span),),
                 help=remedy(set_field("memory.offload", "[optimizer, parameters]"), " works"),
             )
+
+
+def _check_tied_rows(
+    job: JobSpec, layout: Layout, model: ModelGraph, stages: Sequence[range], schedule: ScheduleTable
+) -> Iterator[Diagnostic]:
+    """Reports a tied weight of two stages of one rank whose rows the shards do not divide. torch then pads them once
+    for each stage, and the padded rows of one of them miss the updates.
+    """
+    sharding, names = sharding_of(job, layout), trained(job, model)
+    if sharding.engine != "fsdp":
+        return
+    found: dict[tuple[str, int], int] = {}  # weight and pipeline coordinate: the stage
+    for number, (stage, rank) in enumerate(zip(stages, schedule.placement, strict=True)):
+        for q in (q for n in stage for q in model.of_a_rank[n].parameters if q.first_name in names):
+            other = found.setdefault((q.first_name, rank), number)
+            if other != number and q.shape[0] % sharding.shards:
+                parallelism = job.parallelism
+                yield Diagnostic(
+                    "E0446",
+                    f"the ranks at pipeline coordinate {rank} use `{q.first_name}` in two stages, and its "
+                    f"{q.shape[0]:,} rows cannot be split into {sharding.shards} equal shards",
+                    parallelism.value_span("schedule"),
+                    label=f"stages {other} and {number} are on the same ranks",
+                    notes=(Note("the shards are asked for here", parallelism.value_span("zero")),),
+                    help=remedy(
+                        set_field("parallelism.schedule", "1f1b"),
+                        ", which places the stages on different ranks; or a number of rows that is a multiple of "
+                        f"{sharding.shards}",
+                    ),
+                )
+                return
 
 
 def _warn_of_repeated(
