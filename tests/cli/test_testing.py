@@ -67,7 +67,10 @@ def test_vary_draws_fields_params_and_paths(job: str) -> None:
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"every": [1]}, "`every` is `evaluate.every`, `checkpoint.every` or `log.every`: name the path, as in"),
+        (
+            {"every": [1]},
+            "`every` is `evaluate.every`, `generate.every`, `checkpoint.every` or `log.every`: name the path",
+        ),
         ({"bach": [1]}, "no block has a field `bach`, and the job no such param: did you mean `batch`?"),
     ],
 )
