@@ -3,8 +3,7 @@
 A private name may change with any version of torch: these work with torch 2.13.0, 2.14.1 and 2.15.0. The tracer and the
 runtime use no others; tests/compiler/trace/test_private_torch.py holds that, and fails where a version changes them.
 
-What `import torch` loads anyway is imported with this module; the rest inside functions, because torch's compiler,
-DTensor and pipelines take up to a second to import.
+What `import torch` loads anyway is imported here; the rest inside functions: it takes up to a second to import.
 """
 
 from __future__ import annotations
@@ -240,6 +239,8 @@ record_memory_history = torch.cuda.memory._record_memory_history  # of a GPU's a
 dump_memory_snapshot: Callable[[str], None] = torch.cuda.memory._dump_snapshot  # writes that history
 
 # ------------------------------------------------------------------------------------------------ operators, autograd
+flash_attention_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+flash_attention_on_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 ATTENTION = (  # the operators that attention comes down to, by device
     "_scaled_dot_product_flash_attention_for_cpu",

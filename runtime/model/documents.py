@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from dslc.compiler.trace import private_torch
 from dslc.runtime.model.errors import ModelError
 from dslc.runtime.model.llama_modules import GroupedAttention
 from dslc.runtime.model.modules import Attention, PositionalEmbedding
@@ -182,7 +183,7 @@ class _KernelAttention(torch.autograd.Function):
         rows, places = _single_positions(ranges)
         output[rows, :, places] = value[rows, :, places].repeat_interleave(query.shape[1] // value.shape[1], 1)
         for place in (document.place for document in ranges if document.length > 1):
-            output[place], sums[place] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            output[place], sums[place] = private_torch.flash_attention_on_cpu(
                 query[place], key[place], value[place], 0.0, is_causal, scale=scale
             )
         ctx.save_for_backward(query, key, value, output, sums)
@@ -200,7 +201,7 @@ class _KernelAttention(torch.autograd.Function):
             whole[rows, :, places] = 0
         gradients[2][rows, :, places] = gradient[rows, :, places].unflatten(1, (value.shape[1], -1)).sum(2)
         for place in (document.place for document in ranges if document.length > 1):
-            parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            parts = private_torch.flash_attention_on_cpu_backward(
                 gradient[place], query[place], key[place], value[place], output[place], sums[place], 0.0, is_causal,
                 scale=scale,
             )  # fmt: skip

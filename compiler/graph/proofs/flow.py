@@ -294,6 +294,8 @@ class _Sums:
                 self._partial[group] = name
 
     def _sum(self, name: str, action: Collective) -> str:
+        if missing := [group for group in action.weights if group not in self._own]:
+            return f"{name} sums gradients of {missing[0]}, of which there are none"
         strides = {holders_of(self._view.plan, self._own[group]).stride for group in action.weights}
         stride = min(strides, default=self._holders.stride)
         covered = action.stride // stride

@@ -180,14 +180,14 @@ def _check_tied_rows(
     """Reports a tied weight of two stages of one rank whose rows the shards do not divide. torch then pads them once
     for each stage, and the padded rows of one of them miss the updates.
     """
-    sharding, names = sharding_of(job, layout), trained(job, model)
+    sharding, names = sharding_of(job, layout), trained(job, model) - set(model.unused)
     if sharding.engine != "fsdp":
         return
-    found: dict[tuple[str, int], int] = {}  # weight and pipeline coordinate: the stage
+    first: dict[tuple[str, int], tuple[int, str]] = {}  # weight and pipeline coordinate: the stage, and the name in it
     for number, (stage, rank) in enumerate(zip(stages, schedule.placement, strict=True)):
         for q in (q for n in stage for q in model.of_a_rank[n].parameters if q.first_name in names):
-            other = found.setdefault((q.first_name, rank), number)
-            if other != number and q.shape[0] % sharding.shards:
+            other, name = first.setdefault((q.first_name, rank), (number, q.name))
+            if other != number and name != q.name and q.shape[0] % sharding.shards:
                 parallelism = job.parallelism
                 yield Diagnostic(
                     "E0446",
