@@ -37,7 +37,7 @@ from dslc.runtime.data.batches import read_batches
 from dslc.runtime.data.samples import DerivedSamples, Samples, Splits
 from dslc.runtime.data.sources.chat_samples import PairSamples
 from dslc.runtime.loop.evaluate import batch_size, evaluating, forward
-from dslc.runtime.model import initial_weights
+from dslc.runtime.model import adapters, initial_weights
 from dslc.runtime.model.losses import row_log_probabilities, token_targets
 from dslc.runtime.model.tensor_names import named_tensors
 from dslc.runtime.parallel.mesh import mesh_of
@@ -68,7 +68,7 @@ def add_reference(
     table = _broadcast(read_table(run_dir, key, sum(sizes)) if place.rank == 0 else None, sum(sizes), parts.device)
     if table is None:
         began = time.monotonic()
-        progress = _Progress(run_dir if place.rank == 0 else "", sum(sizes), after_batch)
+        progress = _PairProgress(run_dir if place.rank == 0 else "", sum(sizes), after_batch)
         with _reference_model(job, parts, reference):
             table = torch.cat([_log_probabilities(job, place, parts, source, progress) for source in sources])
         if place.rank == 0:
@@ -94,7 +94,7 @@ def _sources(splits: Splits) -> list[PairSamples]:
 
 @torch.no_grad()
 def _log_probabilities(
-    job: JobProgram, place: RankPlace, parts: TrainingComponents, pairs: PairSamples, progress: _Progress
+    job: JobProgram, place: RankPlace, parts: TrainingComponents, pairs: PairSamples, progress: _PairProgress
 ) -> Tensor:
     """Returns the log-probabilities of the two answers of each pair, (pairs, 2), on the CPU."""
     count, size, mesh = len(pairs), batch_size(job, place), mesh_of(job)
@@ -118,7 +118,7 @@ def _log_probabilities(
     return table.float().cpu()
 
 
-class _Progress:
+class _PairProgress:
     """Says now and then how many pairs are done."""
 
     def __init__(self, run_dir: str, pairs: int, after_batch: Callable[[], object]) -> None:
@@ -143,24 +143,11 @@ def _reference_model(job: JobProgram, parts: TrainingComponents, reference: Refe
         case "initial":
             yield
         case "adapter_off":
-            with _without_adapters(parts):
+            with adapters.switched_off(parts.plain):
                 yield
         case "weights":
             with _other_weights(job, parts, reference):
                 yield
-
-
-@contextlib.contextmanager
-def _without_adapters(parts: TrainingComponents) -> Iterator[None]:
-    # Not by `enable_adapters`, which freezes the parameters: `fully_shard` would gather them frozen from then on.
-    adapted = [module for module in parts.plain.modules() if hasattr(module, "_disable_adapters")]
-    for module in adapted:
-        module._disable_adapters = True  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        for module in adapted:
-            module._disable_adapters = False  # type: ignore[assignment]
 
 
 @contextlib.contextmanager

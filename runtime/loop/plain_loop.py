@@ -41,7 +41,7 @@ from dslc.runtime.data.batches import StepBatch, batches
 from dslc.runtime.data.samples import DerivedSamples, Samples, Splits
 from dslc.runtime.data.sources.chat_samples import PairSamples
 from dslc.runtime.measure.observe import Observer
-from dslc.runtime.model import documents, initial_weights
+from dslc.runtime.model import adapters, documents, initial_weights
 from dslc.runtime.model.experts.expert_modules import Router
 from dslc.runtime.model.meta_model import build_model
 from dslc.runtime.parallel.custom_optimizer import ParamGroup
@@ -144,20 +144,16 @@ def _add_reference(job: JobProgram, model: nn.Module, splits: Splits, device: to
         model = build_model(job.model, device)
         initial_weights.load(replace(job.model, weights=WeightsStep(files=files)), model)
     off = job.loss.reference.kind == "adapter_off"
-    adapted = [module for module in model.modules() if off and hasattr(module, "_disable_adapters")]
-    for module in adapted:
-        module._disable_adapters = True  # type: ignore[assignment]
     pairs: Samples = splits.train
     while isinstance(pairs, DerivedSamples):
         pairs = pairs.samples
     assert isinstance(pairs, PairSamples)
     model.eval()
     rows = []
-    for n in range(len(pairs)):
-        input, target = (part.to(device) for part in pairs.batch(torch.tensor([n])))
-        rows.append(_log_probabilities(model(input), target))
-    for module in adapted:
-        module._disable_adapters = False  # type: ignore[assignment]
+    with adapters.switched_off(model) if off else contextlib.nullcontext():
+        for n in range(len(pairs)):
+            input, target = (part.to(device) for part in pairs.batch(torch.tensor([n])))
+            rows.append(_log_probabilities(model(input), target))
     model.train()
     pairs.reference = torch.stack(rows).float().cpu()
 

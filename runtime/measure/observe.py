@@ -148,7 +148,7 @@ class Observer:
             rows = self._job.loss.rows
             orders.append(torch.randperm(len(input) // rows, generator=generator).to(input.device))
             order = (orders[-1].unsqueeze(1) * rows + torch.arange(rows, device=input.device)).view(-1)
-            pairs.append(map_tensors(_Rows(order), (input, target)))
+            pairs.append(map_tensors(_RowSelection(order), (input, target)))
         return replace(batch, micro=pairs, orders=tuple(orders))
 
     def leave(self) -> None:
@@ -191,7 +191,7 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-class _Rows:
+class _RowSelection:
     """Takes the rows of a tensor in an order."""
 
     def __init__(self, order: Tensor) -> None:

@@ -86,6 +86,22 @@ def targets_of(module: nn.Module) -> Iterator[tuple[str, bool]]:
             yield name.removesuffix(BASE).removesuffix("."), transposed
 
 
+@contextlib.contextmanager
+def switched_off(model: nn.Module) -> Iterator[None]:
+    """Lets `model` compute without its adapters while the context lasts.
+
+    peft's `disable_adapter` would freeze the parameters too, and `fully_shard` then gather them frozen from then on.
+    """
+    adapted = [module for module in model.modules() if hasattr(module, "_disable_adapters")]
+    for module in adapted:
+        module._disable_adapters = True  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for module in adapted:
+            module._disable_adapters = False  # type: ignore[assignment]
+
+
 def merge(weight: Tensor, down: Tensor, second: Tensor, step: AdapterStep, *, transposed: bool) -> Tensor:
     """Returns a layer's weight with its adapter's two matrices, in float32, added as peft adds them."""
     change = second @ down

@@ -75,7 +75,7 @@ def _peak(staging: Staging, job: JobSpec, pipeline: int) -> int:
     return account(staging, pipeline, LayerSizes(staging)).peak
 
 
-class _Choice(NamedTuple):
+class _PartialChoice(NamedTuple):
     """A choice for the layers so far, in bytes. Compared by cost first."""
 
     cost: int  # FLOPs; of equal FLOPs, fewer blocks cost less
@@ -90,7 +90,7 @@ class _Choice(NamedTuple):
         return self.kept, self.kept + self.copies, *self.totals, *self.highest
 
 
-class _LayerBytes(NamedTuple):
+class _LayerOption(NamedTuple):
     """A layer that is recomputed or not, after one that is or is not."""
 
     peaks: tuple[tuple[int, bool, int], ...]  # (action, whether copies are freed, bytes)
@@ -108,7 +108,7 @@ class _RankSearch:
         self._staging, self._pipeline, self._others = staging, pipeline, others
         self._layers = {layer.name: layer for layer in staging.model.of_a_rank}
         self._has_schedule = staging.schedule is not None
-        self._bytes: list[dict[_Key, _LayerBytes]] = []
+        self._bytes: list[dict[_Key, _LayerOption]] = []
         self._fixed, self._actions = 0, dict[int, int]()
         for peaks, flags in self._recorded():
             self._add(peaks, flags)
@@ -127,10 +127,10 @@ class _RankSearch:
         """Returns the blocks with the lowest peak."""
         return self._blocks(min((self._peak(choice), choice) for choice in self._choices(None))[1])
 
-    def _blocks(self, choice: _Choice) -> set[str]:
+    def _blocks(self, choice: _PartialChoice) -> set[str]:
         return {name for n, name in enumerate(self._names) if choice.blocks >> n & 1}
 
-    def _peak(self, choice: _Choice) -> int:
+    def _peak(self, choice: _PartialChoice) -> int:
         return _peak(self._staging, self._job_with(self._blocks(choice) | self._others), self._pipeline)
 
     def _job_with(self, blocks: set[str]) -> JobSpec:
@@ -163,21 +163,21 @@ class _RankSearch:
         if not self._bytes:
             self._bytes = [{} for _ in by_layer]
         for n, name in enumerate(recorded.names):
-            layer_bytes = _LayerBytes(tuple(by_layer[n]), recorded.kept[n], recorded.copies[n])
+            layer_bytes = _LayerOption(tuple(by_layer[n]), recorded.kept[n], recorded.copies[n])
             self._bytes[n][flags[name]] = layer_bytes
-        self._bytes[-1][False, False] = _LayerBytes(tuple(by_layer[-1]), 0, 0)  # the loss
+        self._bytes[-1][False, False] = _LayerOption(tuple(by_layer[-1]), 0, 0)  # the loss
 
     # --------------------------------------------------------------------------------------------------- the search
 
-    def _choices(self, limit: int | None) -> list[_Choice]:
+    def _choices(self, limit: int | None) -> list[_PartialChoice]:
         """Returns the choices that no other one surpasses. With a limit and without a schedule, all of them fit."""
         tracks = self._has_schedule or limit is None  # else each stop is compared with the limit at once
-        front = {_FrontKey(): [_Choice(0, 0, 0, highest=(0,) * len(self._actions) if tracks else ())]}
+        front = {_FrontKey(): [_PartialChoice(0, 0, 0, highest=(0,) * len(self._actions) if tracks else ())]}
         starts = {stage.start for stage in self._stages}
         for n, name in enumerate((*self._names, None)):
             if n in starts and n > 0:
                 front = _end_stage(front)
-            extended: dict[_FrontKey, list[_Choice]] = {}
+            extended: dict[_FrontKey, list[_PartialChoice]] = {}
             for last, choices in front.items():
                 layer = self._layers[name] if name is not None else None
                 for own in (False, True) if layer is not None and layer.recomputable else (False,):
@@ -195,8 +195,8 @@ class _RankSearch:
     def _cost(self, layer: LayerNode) -> int:
         return layer.forward_flops * len(self._names) + 1
 
-    def _without_surpassed(self, choices: list[_Choice]) -> list[_Choice]:
-        remaining: list[_Choice] = []
+    def _without_surpassed(self, choices: list[_PartialChoice]) -> list[_PartialChoice]:
+        remaining: list[_PartialChoice] = []
         ascending: list[tuple[int, int]] = []  # of two sizes: the lowest second ones by the first
         for choice in sorted(choices):
             sizes = choice.sizes
@@ -219,8 +219,8 @@ class _FrontKey(NamedTuple):
     firsts: tuple[bool, ...] = ()
 
 
-def _end_stage(front: Mapping[_FrontKey, list[_Choice]]) -> dict[_FrontKey, list[_Choice]]:
-    ended: dict[_FrontKey, list[_Choice]] = {}
+def _end_stage(front: Mapping[_FrontKey, list[_PartialChoice]]) -> dict[_FrontKey, list[_PartialChoice]]:
+    ended: dict[_FrontKey, list[_PartialChoice]] = {}
     for last, choices in front.items():
         ended.setdefault(_FrontKey(firsts=last.firsts), []).extend(
             choice._replace(kept=0, copies=0, totals=(*choice.totals, choice.kept + choice.copies))
@@ -229,7 +229,7 @@ def _end_stage(front: Mapping[_FrontKey, list[_Choice]]) -> dict[_FrontKey, list
     return ended
 
 
-def _extend(choice: _Choice, layer: _LayerBytes, limit: int | None) -> _Choice | None:
+def _extend(choice: _PartialChoice, layer: _LayerOption, limit: int | None) -> _PartialChoice | None:
     """Returns the choice with a further layer; None if a stop of it is above the limit."""
     highest = list(choice.highest)
     for action, is_freed, size in layer.peaks:
