@@ -161,7 +161,11 @@ def _check(spec: s.MixtureOfExperts, x: Value, t: Tape) -> None:
             "this version does not balance experts by a loss",
             spec,
             "balance",
-            help=remedy(remove_at(spec.value_span("balance"))),
+            help=remedy(
+                set_argument(spec.span, "balance", "bias(0.001)"),
+                " balances them; or ",
+                remove_at(spec.value_span("balance")),
+            ),
         )
     if spec.hidden % WIDTH_STEP:
         near = [n for n in (spec.hidden // WIDTH_STEP * WIDTH_STEP, -(-spec.hidden // WIDTH_STEP) * WIDTH_STEP) if n]

@@ -21,7 +21,7 @@ from dslc.dsl.record import Record, record
 from dslc.dsl.words import plural
 
 UNKNOWN = "unknown"
-WHY = {  # reasons for the order of the axes
+_REASONS = {  # for the order of the axes
     "tensor": "within every layer, which waits for it",
     "context": "within every attention, which waits for it",
     "data": "gradients and parameters, beside the arithmetic",
@@ -134,6 +134,12 @@ def _spans_text(ranks: Sequence[int]) -> str:
             spans.append([rank, rank])
     texts = [span_text(*span) for span in spans]
     return ", ".join(texts if len(texts) <= MOST_SHARES else [*texts[:MOST_SHARES], "…"])
+
+
+def order_reason(plan: PlanView, axis: str) -> str:
+    """Returns the reason for the place of an axis in the order of the axes."""
+    shares_experts = axis == "data" and plan.experts is not None
+    return "rows of tokens within layers with experts, which wait for them" if shares_experts else _REASONS[axis]
 
 
 def mesh_text(plan: PlanView, omitted_axis: str = "") -> str:

@@ -18,7 +18,6 @@ from dslc.compiler.ir.records import Schedule, TrainingNode
 from dslc.compiler.show.describe import (
     ORDER,
     UNKNOWN,
-    WHY,
     axis_bytes,
     axis_of,
     bound_text,
@@ -40,6 +39,7 @@ from dslc.compiler.show.describe import (
     mesh_text,
     number_text,
     of_all_dtypes,
+    order_reason,
     parts,
     rate_text,
     reference_text,
@@ -182,7 +182,7 @@ def _mesh(plan: PlanView) -> list[str]:
             str(axis.stride),
             link_text(plan, axis),
             known_text(axis_bytes(plan, axis.name), byte_text),
-            WHY[axis.name],
+            order_reason(plan, axis.name),
         )
         for axis in plan.axes
         if axis.size > 1

@@ -10,7 +10,6 @@ from dslc.compiler.ir.number_text import byte_text, count_text, percent_text, ti
 from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.show.canvas import AXIS_COLOURS, FAINT, MEMORY_COLOURS, Canvas
 from dslc.compiler.show.describe import (
-    WHY,
     Shown,
     axis_bytes,
     axis_text,
@@ -22,6 +21,7 @@ from dslc.compiler.show.describe import (
     memory_groups,
     mesh_text,
     of_all_dtypes,
+    order_reason,
     rate_text,
 )
 from dslc.dsl.words import plural
@@ -151,7 +151,9 @@ def axes_table(canvas: Canvas, plan: PlanView, x: float, y: float) -> float:
         canvas.write(f"{name} name", x + 20, top, 90, f"{axis.name} x{axis.size}", size=9.5, bold=True)
         canvas.write(f"{name} links", x + 110, top, 296, stride_text, size=9.5)
         canvas.write(f"{name} bytes", x + TRAFFIC_WIDTH - 108, top, 104, bytes_text, size=9.5, align="r")
-        canvas.write(f"{name} why", x + 110, top + 12, TRAFFIC_WIDTH - 110, WHY[axis.name], size=9, ink=FAINT)
+        canvas.write(
+            f"{name} why", x + 110, top + 12, TRAFFIC_WIDTH - 110, order_reason(plan, axis.name), size=9, ink=FAINT
+        )
     return 19 + 27 * len(axes)
 
 

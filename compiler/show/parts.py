@@ -13,7 +13,7 @@ from dslc.compiler.show.describe import limit_of, number_text, stage_layers, sta
 from dslc.dsl.record import Record, record
 from dslc.dsl.words import plural
 
-WORDS = {"all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter", "all_gather": "all-gather"}
+WORDS = {name: name.replace("_", "-") for name in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")}
 
 
 @record

@@ -43,7 +43,9 @@ def _check_data(job: JobSpec, layout: Layout, span: Span | None) -> Iterator[Dia
             f"{parallelism.expert} ranks cannot share the experts: {where}, and the expert axis lies inside it",
             span,
             label=division(ranks, parallelism.expert),
-            help=remedy(set_field("parallelism.expert", gcd(ranks, parallelism.expert), "a divisor of them")),
+            help=remedy(
+                set_field("parallelism.expert", gcd(ranks, parallelism.expert)), ", or another divisor of ", str(ranks)
+            ),
         )
 
 
