@@ -1,4 +1,4 @@
-"""What notebooks show of diagnostics and of a run, as HTML: pure functions of what they show."""
+"""Diagnostics and runs as HTML, for notebooks: pure functions of their data."""
 
 from __future__ import annotations
 

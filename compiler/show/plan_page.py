@@ -54,7 +54,7 @@ def plan_page(plan: PlanView, view: str = "placement") -> str:
 
 
 class SubjectTable:
-    """What the boxes of the views stand for, by their names."""
+    """The objects of the plan that the boxes of the views stand for, by the names of the boxes."""
 
     def __init__(self, plan: PlanView) -> None:
         self._ranks_of_stage = plan.world_size // axis_of(plan, "pipeline").size

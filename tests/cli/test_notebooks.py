@@ -103,7 +103,7 @@ def test_progress_replaces_what_it_showed(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 class Handle:
-    """What IPython's `display` returns for an output that can be replaced."""
+    """The handle that IPython's `display` returns for an output that can be replaced."""
 
     def __init__(self, shown: list[Any]) -> None:
         self._shown = shown

@@ -213,7 +213,7 @@ class _RankSearch:
 
 
 class _FrontKey(NamedTuple):
-    """Whether the last layer so far is recomputed, and of a pipeline the first layer of each stage so far."""
+    """The recomputation (true or false) of the last layer so far and, of a pipeline, of each stage's first layer."""
 
     block: bool = False
     firsts: tuple[bool, ...] = ()
