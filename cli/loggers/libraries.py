@@ -28,8 +28,8 @@ _KEYS = ("step", "split")  # of a row
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """The facts of a run that a logger is told when it opens: `settings` are the fields of the resolved job by path, and
-    `previous` is the identity of the run that a resumed training continues ("" for none).
+    """The facts of a run that a logger is told when it opens: `settings` are the fields of the resolved job by path,
+    and `previous` is the identity of the run that a resumed training continues ("" for none).
     """
 
     folder: str
