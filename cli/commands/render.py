@@ -8,8 +8,8 @@ import sys
 
 from dslc.compiler.plan_file import read_plan
 from dslc.compiler.show.draw import draw
+from dslc.compiler.show.page.plan_page import plan_page
 from dslc.compiler.show.picture import write
-from dslc.compiler.show.plan_page import plan_page
 from dslc.dsl.plain import plain
 from dslc.terminal.exit_codes import GOOD, CommandFailedError
 

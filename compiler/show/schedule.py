@@ -75,32 +75,22 @@ class HeldActivations(Record):
 def draw_schedule(plan: PlanView) -> str:
     """Returns the picture as DOT text."""
     canvas = Canvas(plan.job)
-    work = pass_rows(plan)
-    activations = [_held_activations(plan, row) for row in work]
-    peak_bytes = max((span.bytes for spans in activations for span in spans), default=0)
-    busy_until = max((row[-1].end for row in work if row), default=1.0)
-    rows = [row + end_boxes(plan, p, row[-1].end) for p, row in enumerate(work)]
-    lengths = sorted(p.end - p.start for row in rows for p in row if p.end > p.start)
-    total = max((row[-1].end for row in rows if row), default=1.0)
-    is_short = max(map(len, rows)) <= PIECES
-    scale = WIDTH / total if is_short else max(WIDTH / total, LEAST / lengths[len(lengths) // 4])
-    window = _Window(total=total, scale=scale)
-    visible_rows = _visible_rows(len(rows))
+    layout = schedule_layout(plan)
+    rows, window = layout.rows, layout.window
+    peak_bytes = max((span.bytes for spans in layout.held for span in spans), default=0)
     y: float = HEADING + 34
     canvas.write("caption", 0, HEADING + 6, LABEL + WIDTH, _caption(plan), size=10.5)
-    for place, number in enumerate(visible_rows):
+    for place, number in enumerate(layout.visible_rows):
         top = y + place * PITCH
         if number is None:
-            canvas.write(
-                "more rows", 0, top + 16, 200, f"… {len(rows) - len(visible_rows) + 1} more", size=10, ink=FAINT
-            )
+            more = len(rows) - len(layout.visible_rows) + 1
+            canvas.write("more rows", 0, top + 16, 200, f"… {more} more", size=10, ink=FAINT)
             continue
         _draw_row(canvas, plan, number, rows[number], top, window)
-        _draw_held(canvas, number, activations[number], peak_bytes, top + ROW + 2, window)
-        idle = 1 - sum(piece.end - piece.start for piece in work[number]) / busy_until
-        _draw_end(canvas, number, idle, activations[number], LABEL + window.width + 8, top)
-    y += len(visible_rows) * PITCH
-    time_label = f"{time_text(total)}{bound_text(plan)}" if known_times(plan) else "time"
+        _draw_held(canvas, number, layout.held[number], peak_bytes, top + ROW + 2, window)
+        _draw_end(canvas, number, layout.idle[number], layout.held[number], LABEL + window.width + 8, top)
+    y += len(layout.visible_rows) * PITCH
+    time_label = f"{time_text(window.total)}{bound_text(plan)}" if known_times(plan) else "time"
     canvas.write("time", LABEL, y, window.width, time_label, size=9.5, align="r", ink=FAINT)
     _legend(canvas, rows, peak_bytes, y + 18, is_timed=known_times(plan) is not None)
     heading(canvas, plan, LABEL + window.width + BESIDE)
@@ -108,7 +98,7 @@ def draw_schedule(plan: PlanView) -> str:
 
 
 @record
-class _Window(Record):
+class TimeWindow(Record):
     """The times that are shown, and their places."""
 
     total: float
@@ -136,6 +126,51 @@ class _Window(Record):
         if right - cut_width > half_width + self.GAP:
             intervals.append((max(left - cut_width, half_width + self.GAP), right - cut_width))
         return intervals
+
+    @property
+    def spans(self) -> list[tuple[float, float, float, float]]:
+        """The parts of a row that show times: the places where each begins and ends, and the times there."""
+        parts = self.places(0.0, self.total)
+        if self.fits_width:
+            return [(*parts[0], 0.0, self.total)]
+        (left, cut), (after, right) = parts
+        return [
+            (left, cut, 0.0, cut / self.scale),
+            (after, right, self.total - (right - after) / self.scale, self.total),
+        ]
+
+
+@record
+class ScheduleLayout(Record):
+    """The boxes of each pipeline coordinate with their times, and which of them are drawn where.
+
+    `held` are the activations of a row, `idle` the share of the passes' time in which it waits; a None in
+    `visible_rows` stands for the rows that are left out.
+    """
+
+    rows: list[list[ScheduleBox]]
+    held: list[list[HeldActivations]]
+    idle: list[float]
+    window: TimeWindow
+    visible_rows: list[int | None]
+
+
+def schedule_layout(plan: PlanView) -> ScheduleLayout:
+    """Returns what is drawn of a step."""
+    work = pass_rows(plan)
+    busy_until = max((row[-1].end for row in work if row), default=1.0)
+    rows = [row + end_boxes(plan, p, row[-1].end) for p, row in enumerate(work)]
+    lengths = sorted(p.end - p.start for row in rows for p in row if p.end > p.start)
+    total = max((row[-1].end for row in rows if row), default=1.0)
+    is_short = max(map(len, rows)) <= PIECES
+    scale = WIDTH / total if is_short else max(WIDTH / total, LEAST / lengths[len(lengths) // 4])
+    return ScheduleLayout(
+        rows=rows,
+        held=[_held_activations(plan, row) for row in work],
+        idle=[1 - sum(piece.end - piece.start for piece in row) / busy_until for row in work],
+        window=TimeWindow(total=total, scale=scale),
+        visible_rows=_visible_rows(len(rows)),
+    )
 
 
 def _visible_rows(rows: int) -> list[int | None]:
@@ -236,7 +271,9 @@ def end_boxes(plan: PlanView, pipeline: int, start: float) -> list[ScheduleBox]:
     return boxes
 
 
-def _draw_row(canvas: Canvas, plan: PlanView, number: int, row: list[ScheduleBox], y: float, window: _Window) -> None:
+def _draw_row(
+    canvas: Canvas, plan: PlanView, number: int, row: list[ScheduleBox], y: float, window: TimeWindow
+) -> None:
     ranks_per_row = plan.world_size // axis_of(plan, "pipeline").size
     first_rank, last_rank = number * ranks_per_row, (number + 1) * ranks_per_row - 1
     name = f"pipeline {number}" if plan.schedule else "each rank"
@@ -263,7 +300,7 @@ def _draw_row(canvas: Canvas, plan: PlanView, number: int, row: list[ScheduleBox
 
 
 def _draw_held(
-    canvas: Canvas, number: int, spans: list[HeldActivations], peak_bytes: int, y: float, window: _Window
+    canvas: Canvas, number: int, spans: list[HeldActivations], peak_bytes: int, y: float, window: TimeWindow
 ) -> None:
     """Draws the strip under a row, as high as the bytes held."""
     canvas.box(f"held {number}", LABEL, y + STRIP - 0.5, window.width, 0.5, fill=GREY, line="none")

@@ -16,8 +16,11 @@ import pytest
 from helpers import made_plans
 from helpers.paths import ROOT
 
+from dslc.compiler.ir.number_text import byte_text
 from dslc.compiler.show.draw import VIEWS
-from dslc.compiler.show.plan_page import SubjectTable, plan_page
+from dslc.compiler.show.page.plan_page import SCRIPTS, plan_page
+from dslc.compiler.show.page.subjects import SubjectTable
+from dslc.compiler.show.page.timeline import timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
 CHROMIUM, TSC = shutil.which("chromium"), shutil.which("tsc")
@@ -36,6 +39,7 @@ def test_boxes_say_what_they_stand_for(page: str) -> None:
     labels = Counter(box.attrib["aria-label"] for box in boxes if "aria-label" in box.attrib)
     assert {f"rank {n}, pipeline {n // 8}" for n in range(16)} <= set(labels)
     assert {"forward, stage 0, pipeline 0", "backward, stage 1, pipeline 1"} <= set(labels)
+    assert "forward of micro-batch 7, pipeline 1, stage 1" in labels
     ids = [element.attrib["id"] for view in views for element in view.iter() if "id" in element.attrib]
     assert len(ids) == len(set(ids)) and all(name.partition("-")[0] in VIEWS for name in ids)
 
@@ -54,6 +58,21 @@ def test_a_name_that_is_no_box_stands_for_nothing() -> None:
     assert table.subject("placement", "summary") == {} == table.subject("placement", "memory peak 1")
     assert table.subject("graph", "exchange 1.2") == {"pipeline": 1, "exchange": 2}
     assert table.subject("schedule", "row 0.9999") == {"pipeline": 0} == table.subject("placement", "pipeline 0 data 1")
+
+
+def test_a_moment_adds_the_kept_activations_to_the_state() -> None:
+    plan = made_plans.sixteen()
+    shown = timeline(plan)
+    assert shown.timed and [(row.first, row.last) for row in shown.rows] == [(0, 7), (8, 15)]
+    assert {(row.rest, row.peak) for row in shown.rows} == {(n.memory.rest, n.memory.peak) for n in plan.ranks}
+    for row in shown.rows:
+        first, kept = row.passes[0], plan.stages[row.pipeline].kept
+        assert row.held[0][0] == first[3] and {size for _, _, pieces, size in row.held if pieces == 1} == {kept}
+        assert max(size for _, _, pieces, size in row.held) == kept * max(pieces for _, _, pieces, _ in row.held)
+    (left, right, start, end), *_ = shown.spans
+    assert (left, start) == (0, 0) and right > 0 and end <= shown.total
+    long = timeline(made_plans.many_thousand())
+    assert [span[2:] for span in long.spans][1][1] == long.total and len(long.spans) == 2 < len(long.rows) == 10
 
 
 ACTIONS = """
@@ -80,7 +99,26 @@ const before = svg.getAttribute("viewBox");
 press(canvas, "+");
 const closer = svg.getAttribute("viewBox").split(" ").map(Number)[2] / before.split(" ").map(Number)[2];
 press(canvas, "0");
-const shown = { seen, results, closer, reset: svg.getAttribute("viewBox").split(" ").map(Number), before };
+const table = document.querySelector(".moment table"), slider = document.querySelector(".moment input");
+const moment = () => [...table.tBodies[0].rows].map((row) => [...row.cells].map((cell) => cell.textContent));
+const line = () => Number(document.querySelector("line.time").getAttribute("x1"));
+slider.value = 0;
+slider.dispatchEvent(new Event("input"));
+const cursor = [[line(), moment(), slider.ariaValueText]];
+press(slider, "ArrowRight");
+press(slider, "ArrowRight");
+cursor.push([line(), moment(), slider.ariaValueText]);
+const drawn = document.querySelector('[data-row="1"]').getBoundingClientRect();
+const schedule = document.querySelector('[data-view="schedule"] svg');
+schedule.dispatchEvent(new PointerEvent("pointermove", { clientX: drawn.right - 1, clientY: drawn.top }));
+cursor.push([line(), moment(), slider.ariaValueText]);
+const box = document.querySelector('[data-view="schedule"] [role][tabindex="0"]');
+box.focus();
+press(box, "ArrowRight");
+const reached = document.activeElement.ariaLabel;
+const stops = document.querySelectorAll('svg [tabindex="0"]').length;
+const reset = svg.getAttribute("viewBox").split(" ").map(Number);
+const shown = { seen, results, closer, cursor, reached, stops, reset, before };
 document.body.replaceChildren(JSON.stringify(shown));
 })();
 """
@@ -102,16 +140,25 @@ def test_a_reader_selects_searches_and_zooms_in_a_browser(tmp_path: Path, page: 
     assert enter[1] == "#pipeline=1&stage=1" and enter[3][:2] == ["stage 1", "ranks 8 to 15 hold"]
     assert (click[2], enter[2], search[2]) == (1, 8, 8)  # of the ranks one, or all that hold the stage
     layer = next(n for n, layer in enumerate(plan.layers) if layer.name == "blocks.1")
-    assert search[1] == f"#layer={layer}" and search[3][:2] == ["blocks.1", "stage 0"]
+    assert search[1] == "#layer=blocks.1" and search[3][:2] == ["blocks.1", "stage 0"]
     assert shown["results"][0] == f"blocks.1 ({plan.layers[layer].kind})"
     assert escape[1:] == ["", 0, []]
+    row, other = timeline(plan).rows
+    edges = sorted({time for each in (row, other) for _, _, _, *ends in each.passes for time in ends})
+    (x, begin, said), (x2, second, _), (x3, last, _) = shown["cursor"]
+    assert begin[0][:2] == ["0–7", "forward of micro-batch 0, stage 0"] and begin[1][1] == "waits"
+    assert begin[0][3] == f"{byte_text(plan.stages[0].kept)} of 1 micro-batch" and begin[1][3] == "none"
+    assert said.startswith("0 us of ") and "; ranks 8 to 15: waits, " in said
+    assert second[1][1] == "forward of micro-batch 0, stage 1" and edges[2] == other.passes[0][3]
+    assert x < x2 < x3 and last[1][1] == "exchange of gradients" and last[0][3] == "none"
+    assert (shown["reached"], shown["stops"]) == ("forward of micro-batch 0, pipeline 0, stage 0", len(VIEWS))
     assert shown["closer"] == pytest.approx(1 / 1.2) and shown["reset"] == [float(n) for n in shown["before"].split()]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(TSC is None, reason="the compiler of TypeScript is not installed: npm install --global typescript")
-def test_the_types_of_the_script_hold() -> None:
-    options = "--noEmit --allowJs --checkJs --strict --target es2022 --lib es2022,dom,dom.iterable"
-    script = ROOT / "compiler" / "show" / "plan_page.js"
-    run = subprocess.run([str(TSC), *options.split(), str(script)], capture_output=True, text=True, timeout=120)
+def test_the_types_of_the_scripts_hold() -> None:
+    options = "--noEmit --allowJs --checkJs --strict --target es2023 --lib es2023,dom,dom.iterable"
+    scripts = [ROOT / "compiler" / "show" / "page" / name for name in SCRIPTS]
+    run = subprocess.run([str(TSC), *options.split(), *map(str, scripts)], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stdout
