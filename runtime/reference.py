@@ -40,6 +40,7 @@ from dslc.runtime.loop.evaluate import batch_size, evaluating, forward
 from dslc.runtime.model import adapters, initial_weights
 from dslc.runtime.model.losses import row_log_probabilities, token_targets
 from dslc.runtime.model.tensor_names import named_tensors
+from dslc.runtime.parallel.context_parallel import piece_of
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.process.records import naming, note
 from dslc.runtime.step.assemble import TrainingComponents
@@ -97,7 +98,7 @@ def _log_probabilities(
     job: JobProgram, place: RankPlace, parts: TrainingComponents, pairs: PairSamples, progress: _PairProgress
 ) -> Tensor:
     """Returns the log-probabilities of the two answers of each pair, (pairs, 2), on the CPU."""
-    count, size, mesh = len(pairs), batch_size(job, place), mesh_of(job)
+    count, size, mesh, cut = len(pairs), batch_size(job, place), mesh_of(job), piece_of(job)
     table = torch.zeros(count, 2, dtype=torch.float64, device=parts.device)
     start, stop = piece(count, place.data_ranks, place.data_rank)
     chunks = list(torch.arange(start, stop).split(size)) if stop > start else []
@@ -107,13 +108,13 @@ def _log_probabilities(
         for chunk, (input, target) in zip(
             chunks, read_batches(job.data, pairs, place, chunks, parts.device), strict=True
         ):
-            targets = token_targets(target)
-            output = forward(job, parts, input, targets)
+            targets = token_targets(cut(target))
+            output = forward(job, parts, cut(input), targets)
             if output is not None and start <= int(chunk[0]) < stop:
                 table[chunk.to(parts.device)] = row_log_probabilities(job.loss, output, targets).double().view(-1, 2)
             progress.add(len(chunk) * place.data_ranks)
     if job.world_size > 1:
-        table *= mesh.leads
+        table *= mesh.leads  # ranks that have pieces of the answers add what their tokens give
         dist.all_reduce(table)
     return table.float().cpu()
 

@@ -30,7 +30,8 @@ Propositions, each proved once the passes so far have added its subject:
     counts      three numbers are sums over the ranks that have a part of them, in time for their use: the count that
                 divides the losses, the norm of the gradient, and the flag of a gradient that is not finite.
     compared    a loss that compares samples has the outputs of all micro-batches and of all its ranks before the first
-                backward pass. Gradients go back to the ranks that the outputs came from.
+                backward pass. Gradients go back to the ranks that the outputs came from. A loss of pairs sums the
+                log-probabilities of each micro-batch over the pieces of its answers, before its backward pass.
     totals      the totals of exchanges that are shown for a process are the sums over its actions.
     held        no stage holds the activations of more micro-batches than the account says.
     memory      the peak is within the limit, and counts the parameters that the rank holds.

@@ -56,6 +56,7 @@ class Payload(StrEnum):
     RESULT_GRADIENTS = "gradients of results of experts", Role.GRADIENT
     ROW_GRADIENTS = "gradients of rows for experts", Role.GRADIENT
     LOSS_PARTS = "parts of the loss"
+    ANSWER_SUMS = "log-probabilities of answers"
     BATCH_STATISTICS = "batch statistics"
     KEPT_COUNT = "count of what is kept"
     LOSS_COUNT = "count of the losses"
@@ -86,6 +87,7 @@ OF_SAMPLES = frozenset(
         Payload.KEY_VALUE_GRADIENTS,
         *ROUTED,
         Payload.LOSS_PARTS,
+        Payload.ANSWER_SUMS,
     )
 )
 

@@ -14,10 +14,13 @@ from dslc.compiler.model.pieces import gathers_by_layer
 from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.moments import BACKWARD, FORWARD, StepOperation, operation
 from dslc.compiler.placement.sharding import low_dtype, recomputed
+from dslc.dsl.language.preferences import PreferenceLoss
 
 
 def context_axis(place: Coordinate) -> Iterator[StepOperation]:
-    """Yields the gathers of keys and values, and the return of their gradients, for a rank's heads."""
+    """Yields the gathers of keys and values, and the return of their gradients, for a rank's heads; and the sums of
+    log-probabilities over the pieces of each answer, for a loss of pairs.
+    """
     layout = place.layout
     again = set(recomputed(place.job, place.model))  # layers whose forward pass gathers again
     low = low_dtype(place.job)
@@ -37,6 +40,10 @@ def context_axis(place: Coordinate) -> Iterator[StepOperation]:
     group, times = place.along("context"), layout.microbatches
     yield operation("all_gather", Payload.KEYS_AND_VALUES, group, FORWARD, gathered, dtype=low, times=times)
     yield operation("reduce_scatter", Payload.KEY_VALUE_GRADIENTS, group, BACKWARD, scattered, dtype=low, times=times)
+    loss, last = place.job.model.loss, len(place.stages) - 1
+    if isinstance(loss, PreferenceLoss) and last in place.mine:
+        sums = 4 * place.workload.microbatch * (1 if loss.word == "dpo" else 2)  # and the numbers of tokens
+        yield operation("all_reduce", Payload.ANSWER_SUMS, group, FORWARD, [sums], times=times, stage=last)
 
 
 def expert_axis(place: Coordinate) -> Iterator[StepOperation]:

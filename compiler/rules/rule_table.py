@@ -101,7 +101,7 @@ JOB: Rules = (
     (lambda k: check_structures(k.job, k.source, k.facts.model), ()),
     (lambda k: check_own_step(k.job), ()),
     (lambda k: check_whole_loss(k.job, k.source, k.facts.model), ()),
-    (lambda k: check_preferences(k.job, k.layout), ()),
+    (lambda k: check_preferences(k.job), ()),
     (lambda k: check_chunks(k.job, k.source, k.layout, k.workload, k.model), ()),
     (lambda k: job_rules.check_sequence_length(k.job), ()),
     (lambda k: job_rules.check_length(k.job, k.layout, k.workload), ()),

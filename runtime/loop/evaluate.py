@@ -33,7 +33,7 @@ from dslc.runtime.data.splits import Split, range_of, samples_of
 from dslc.runtime.loop.metrics import Metrics
 from dslc.runtime.loop.stateful_metrics import StatefulMetric, Value, exchange, keeps
 from dslc.runtime.model.cross_sample_losses import WholeSum
-from dslc.runtime.parallel.context_parallel import gather_output, piece_of
+from dslc.runtime.parallel.context_parallel import answer_pieces, gather_output, piece_of
 from dslc.runtime.parallel.engine import do_nothing
 from dslc.runtime.parallel.loss_gather import gathered_samples
 from dslc.runtime.parallel.mesh import mesh_of
@@ -59,7 +59,7 @@ def evaluate(
     steps = job.metrics if any(step.kind == "loss" for step in job.metrics) else (_LOSS, *job.metrics)
     full_evaluation = WholeEvaluation(job, place, parts) if job.loss.together else None
     separable = [step for step in steps if full_evaluation is None or step.kind != "loss"]
-    summed = Metrics([step for step in separable if not keeps(step)], job.loss, parts.device)
+    summed = Metrics([step for step in separable if not keeps(step)], job.loss, parts.device, answer_pieces(job))
     stateful = [StatefulMetric(step, job.loss, parts.device) for step in steps if keeps(step)]
     mesh, cut = mesh_of(job), piece_of(job)
     needs_logits = any(not _is_sum_of_losses(step, job.loss) for step in steps)

@@ -20,9 +20,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dslc.compiler.ir.program import LossStep, MetricStep
+from dslc.compiler.ir.steps import PREFERENCES
 from dslc.compiler.trace.structures import Structure
 from dslc.runtime.model.custom_losses import OwnSum
-from dslc.runtime.model.losses import classes_last, count, loss_sum, match_target, pair_losses, wide, wide_tensors
+from dslc.runtime.model.losses import (
+    AnswerPieces,
+    classes_last,
+    count,
+    loss_sum,
+    match_target,
+    pair_losses,
+    wide,
+    wide_tensors,
+)
 
 Measure: TypeAlias = Callable[[Structure, Structure], tuple[Tensor, int | Tensor]]
 
@@ -33,9 +43,15 @@ class Metrics:
     `sums` is float64 of shape (2 * metrics,) on `device`: sum and count of each metric in turn.
     """
 
-    def __init__(self, steps: Sequence[MetricStep], loss: LossStep, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        steps: Sequence[MetricStep],
+        loss: LossStep,
+        device: torch.device | str = "cpu",
+        pieces: AnswerPieces | None = None,
+    ) -> None:
         self._steps = tuple(steps)
-        self._measures = tuple(_measure(step, loss) for step in steps)
+        self._measures = tuple(_measure(step, loss, pieces) for step in steps)
         self.sums = torch.zeros(2 * len(self._steps), dtype=torch.float64, device=device)
 
     @torch.no_grad()
@@ -67,7 +83,9 @@ def _exponential(mean: float) -> float:
         return math.inf
 
 
-def _measure(step: MetricStep, loss: LossStep) -> Measure:
+def _measure(step: MetricStep, loss: LossStep, pieces: AnswerPieces | None) -> Measure:
+    if loss.kind in PREFERENCES:
+        return _of_pairs(step, loss, pieces)
     match step.kind:
         case "loss" if loss.counts == "own":
             user_sum = OwnSum(loss)
@@ -77,10 +95,6 @@ def _measure(step: MetricStep, loss: LossStep) -> Measure:
             if loss.kind == "python":
                 return lambda output, target: (total(wide_tensors(output), target), count(loss, target))
             return lambda output, target: (total(output, target), count(loss, target))
-        case "reward_margin":
-            return lambda output, target: (pair_losses(loss, output, target).margins.sum(), count(loss, target))
-        case "reward_accuracy":
-            return lambda output, target: ((pair_losses(loss, output, target).margins > 0).sum(), count(loss, target))
         case "perplexity":
             return _cross_entropy(loss)
         case "accuracy":
@@ -91,6 +105,24 @@ def _measure(step: MetricStep, loss: LossStep) -> Measure:
             return _squared_difference
         case other:
             raise AssertionError(f"`{other}` keeps states")
+
+
+def _of_pairs(step: MetricStep, loss: LossStep, pieces: AnswerPieces | None) -> Measure:
+    """Returns a measure of pairs. Of pairs in pieces each rank has the whole sum and the whole count."""
+
+    def measure(output: Tensor, target: Structure) -> tuple[Tensor, int | Tensor]:
+        losses, margins = pair_losses(loss, output, target, pieces)
+        match step.kind:
+            case "loss":
+                return losses.sum(), count(loss, target)
+            case "reward_margin":
+                return margins.sum(), count(loss, target)
+            case "reward_accuracy":
+                return (margins > 0).sum(), count(loss, target)
+            case other:
+                raise AssertionError(f"`{other}` does not compare answers")
+
+    return measure
 
 
 def _counted_labels(labels: Tensor, loss: LossStep) -> Tensor | None:

@@ -10,6 +10,7 @@ kept targets divided by their number is torch's mean. Losses are computed in flo
 
 A loss of pairs has two rows for each sample, the chosen answer and the rejected one. Its targets are the tokens, or a
 pair of these and the reference's log-probability of each row. An answer's log-probability is the sum over its tokens.
+Ranks that have pieces of a row sum it over the pieces (`AnswerPieces`), and share the losses of its pair equally.
 
 Limits: a target that is not ignored and is no class is an error on the CPU, and an assertion of the kernel on a GPU.
 """
@@ -124,18 +125,22 @@ def mixes_samples(step: LossStep, output: Structure, target: Structure) -> bool:
     return not all(torch.allclose(all, one + rest, rtol=1e-3, atol=1e-4, equal_nan=True) for all, one, rest in pairs)
 
 
-def loss_sum(step: LossStep) -> LossSum:
-    """Returns the function (output, target) -> scalar tensor that sums the losses; differentiable in the output."""
+def loss_sum(step: LossStep, pieces: AnswerPieces | None = None) -> LossSum:
+    """Returns the function (output, target) -> scalar tensor that sums the losses; differentiable in the output.
+    `pieces`: of answers that several ranks have.
+    """
     mark = mark_errors(step.line)
+    if step.kind in PREFERENCES:
+        return PairSum(step, pieces)
     if step.together:
         with mark:
             return WholeSum(step)
     with mark:
         loss = _unmarked(step)
     if step.compiled:
-        assert not isinstance(loss, OwnSum | PairSum)
+        assert not isinstance(loss, OwnSum)
         loss = torch.compile(loss)
-    return loss if isinstance(loss, OwnSum | PairSum) else mark(loss)  # which mark their errors themselves
+    return loss if isinstance(loss, OwnSum) else mark(loss)  # which marks its errors itself
 
 
 def _unmarked(step: LossStep) -> LossSum:
@@ -152,10 +157,8 @@ def _unmarked(step: LossStep) -> LossSum:
             return _python(step) if step.counts != "own" else OwnSum(step)
         case "own":
             return OwnSum(step)
-        case "dpo" | "ipo" | "orpo" | "simpo":
-            return PairSum(step)
-        case "contrastive":
-            raise AssertionError("it compares samples")
+        case other:
+            raise AssertionError(f"`{other}` compares samples or answers")
 
 
 def classes_last(step: LossStep, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -218,6 +221,15 @@ class PairLosses(NamedTuple):
     margins: Tensor
 
 
+class AnswerPieces(NamedTuple):
+    """The ranks that have pieces of each row: `sum` sums a tensor over them. Its gradient is that of the sum of their
+    losses, as each of them has an equal share of the losses.
+    """
+
+    ranks: int
+    sum: Callable[[Tensor], Tensor]
+
+
 def token_targets(target: Structure) -> Tensor:
     """Returns the tokens of a target, which may have the reference's log-probabilities beside them."""
     tokens: Tensor = target[0] if isinstance(target, tuple) else target
@@ -234,15 +246,20 @@ def row_log_probabilities(step: LossStep, output: Tensor, targets: Tensor) -> Te
     return -losses.view(targets.shape).sum(1)
 
 
-def pair_losses(step: LossStep, output: Tensor, target: Structure) -> PairLosses:
-    """Returns the losses and the reward margins of a batch of pairs."""
+def pair_losses(step: LossStep, output: Tensor, target: Structure, pieces: AnswerPieces | None = None) -> PairLosses:
+    """Returns the losses and the reward margins of a batch of pairs, whole on each rank that has a piece of it."""
     assert step.kind in PREFERENCES
     targets = token_targets(target)
     sums, beta = row_log_probabilities(step, output, targets), float(step.arguments["beta"])
+    by_token = step.kind != "dpo"
+    counts = targets.ne(-100 if step.ignore is None else step.ignore).sum(1) if by_token else None
+    if pieces is not None:
+        parts = (sums,) if counts is None else (sums, counts.to(sums.dtype))
+        sums, counts = (*pieces.sum(torch.stack(parts)).unbind(0), None)[:2]
     if isinstance(target, tuple):
         sums = sums - target[1].to(sums.dtype)
-    if step.kind != "dpo":  # by token
-        sums = sums / targets.ne(-100 if step.ignore is None else step.ignore).sum(1)
+    if counts is not None:
+        sums = sums / counts
     chosen, rejected = sums.view(-1, 2).unbind(1)
     lead = chosen - rejected
     match step.kind:
@@ -260,23 +277,24 @@ def pair_losses(step: LossStep, output: Tensor, target: Structure) -> PairLosses
 
 class PairSum:
     """The sum of the losses of a batch of pairs, differentiable. `take_rewards` returns the sums of what the rewards
-    tell since it was called, by name.
+    tell since it was called, by name. Of pairs in pieces each rank has an equal share of the sums.
     """
 
-    def __init__(self, step: LossStep) -> None:
-        self._step = step
+    def __init__(self, step: LossStep, pieces: AnswerPieces | None = None) -> None:
+        self._step, self._pieces = step, pieces
+        self._ranks = pieces.ranks if pieces is not None else 1
         self._margin, self._right = torch.zeros(()), torch.zeros(())
 
     def __call__(self, output: Tensor, target: Structure) -> Tensor:
         with mark_errors(self._step.line):
-            losses, margins = pair_losses(self._step, output, target)
+            losses, margins = pair_losses(self._step, output, target, self._pieces)
         self._margin = self._margin.to(margins.device) + margins.sum()
         self._right = self._right.to(margins.device) + (margins > 0).sum()
-        return losses.sum()
+        return losses.sum() / self._ranks
 
     def take_rewards(self) -> dict[str, Tensor]:
         """Returns and resets the sums."""
-        rewards = {"reward_margin": self._margin, "reward_accuracy": self._right}
+        rewards = {"reward_margin": self._margin / self._ranks, "reward_accuracy": self._right / self._ranks}
         self._margin, self._right = torch.zeros(()), torch.zeros(())
         return rewards
 

@@ -7,7 +7,7 @@ with other samples.
 
 A network that a function makes calls torch's attention itself. While a module runs that does so, by the program, this
 function is replaced by a function that meets all pieces; and the network is given the positions of its piece, if it
-takes them.
+takes them. A loss of pairs needs the log-probability of each whole answer: the ranks sum it over their pieces.
 
 Contract: `apply` changes modules in place; names and parameters stay. `piece_of` returns the function that cuts inputs
 and targets, (batch, length, …) along the length. The pieces of one sequence are equal.
@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,6 +33,7 @@ from dslc.compiler.trace.private_torch import gather_with_gradient
 from dslc.compiler.trace.structures import map_tensors, tensors
 from dslc.runtime.model import llama_modules
 from dslc.runtime.model.llama_modules import GroupedAttention
+from dslc.runtime.model.losses import AnswerPieces
 from dslc.runtime.model.modules import Attention, PositionalEmbedding
 from dslc.runtime.parallel.mesh import mesh_of
 
@@ -187,6 +189,8 @@ def piece_of(job: JobProgram) -> Callable[[object], object]:
     number, count = mesh_of(job).coordinates["context"], job.axes["context"]
 
     def cut(tensor: Tensor) -> Tensor:
+        if job.loss.rows > 1 and tensor.dim() == 1:
+            return tensor  # the reference's log-probabilities, of whole answers
         positions = tensor.shape[1] if tensor.dim() > 1 else 0
         if not positions or positions % count:
             raise PieceError(f"a batch has a tensor of shape {tuple(tensor.shape)}, not of {count} equal pieces")
@@ -194,6 +198,36 @@ def piece_of(job: JobProgram) -> Callable[[object], object]:
         return tensor.narrow(1, number * own, own)
 
     return functools.partial(map_tensors, cut)
+
+
+def answer_pieces(job: JobProgram) -> AnswerPieces | None:
+    """Returns the ranks that have pieces of an answer with this one, for a loss of pairs."""
+    if job.axes["context"] == 1 or job.loss.rows == 1:
+        return None
+    group = mesh_of(job).group("context")
+    assert group is not None
+
+    def total(tensor: Tensor) -> Tensor:
+        summed: Tensor = _SumOfPieces.apply(tensor, group)  # type: ignore[no-untyped-call]
+        return summed
+
+    return AnswerPieces(job.axes["context"], total)
+
+
+class _SumOfPieces(torch.autograd.Function):
+    """The sum over the ranks of a group, which each goes on with alike."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.ranks = dist.get_world_size(group)
+        summed = tensor.detach().clone()
+        dist.all_reduce(summed, group=group)
+        return summed
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        # The ranks' gradients are equal: no exchange is needed to sum them.
+        return gradient * ctx.ranks, None
 
 
 def gather_output(job: JobProgram, output: object) -> object:

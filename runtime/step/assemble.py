@@ -110,7 +110,7 @@ def assemble(
         engine=engine,
         optimizer=optimizer,
         scaler=scaler,
-        loss=loss_sum(job.loss),
+        loss=loss_sum(job.loss, context_parallel.answer_pieces(job)),
         device=device,
         pipeline=axis,
         exchange=exchange,

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from helpers.commands import dslc
 from helpers.launcher import Launcher
-from helpers.trained import Trained, agree, ready, train_in_parts, train_job
+from helpers.trained import Trained, agree, exchanges_as_planned, ready, train_in_parts, train_job
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -194,6 +194,8 @@ PLANS = [
     "devices.cpus=2 parallelism.zero=2",
     "devices.cpus=4 parallelism.pipeline=2 parallelism.microbatches=2 parallelism.data_shares=measured",
     "devices.cpus=4 parallelism.tensor=2 parallelism.zero=3 model.loss.chunks=3",
+    "devices.cpus=4 parallelism.context=2 parallelism.tensor=2 parallelism.microbatches=2",
+    "devices.cpus=4 parallelism.context=2 parallelism.pipeline=2 parallelism.microbatches=2 model.loss.chunks=2",
 ]
 
 
@@ -212,6 +214,24 @@ def test_two_ranks_that_shard_all_train_as_a_loop_by_hand(launcher: Launcher, tm
 def test_plans_train_as_a_loop_by_hand(launcher: Launcher, tmp_path: Path, plan: str) -> None:
     job = make_job(tmp_path)
     hold(train_job(launcher, job, "data.shuffle=false", *plan.split()), losses_by_hand(job))
+
+
+@pytest.mark.parametrize("loss", ["dpo(beta = 0.3)", "ipo(beta = 0.5)", "orpo(beta = 0.4)", "simpo()"])
+def test_pieces_of_answers_train_as_whole_answers(launcher: Launcher, tmp_path: Path, loss: str) -> None:
+    """The learning rate keeps rounding from growing."""
+    job, plan = make_job(tmp_path, loss), ("devices.cpus=4", "parallelism.context=2", "parallelism.zero=3")
+    one, pieces = (train_job(launcher, job, "train.optimizer=sgd(lr = 0.05)", *each) for each in ((), plan))
+    agree(one, pieces)
+    assert one.records["validation", STEPS]["reward_margin"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["dpo(beta = 0.3)", "simpo()"])
+@pytest.mark.parametrize("axis", ["parallelism.tensor=2", "parallelism.pipeline=2"])
+def test_exchanges_of_pieces_of_answers_are_planned(launcher: Launcher, tmp_path: Path, loss: str, axis: str) -> None:
+    job = make_job(tmp_path, loss)
+    settings = ["devices.cpus=4", "parallelism.context=2", "parallelism.microbatches=2", axis, "evaluate.every=none"]
+    exchanges_as_planned(launcher, tmp_path, job, *settings)
 
 
 @pytest.mark.slow

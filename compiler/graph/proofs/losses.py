@@ -1,4 +1,4 @@
-"""The proof of a loss that compares samples: returns the reason why its proposition fails, or "".
+"""The proof of a loss that compares samples or answers: returns the reason why its proposition fails, or "".
 
 Neighbours along the data axis have the samples of a batch one after another. So a loss over some neighbours is over a
 contiguous part of the batch. Over the whole axis, it is over the whole batch.
@@ -7,7 +7,15 @@ contiguous part of the batch. Over the whole axis, it is over the whole batch.
 from __future__ import annotations
 
 from dslc.compiler.graph.proofs.view import Line, View, collectives
-from dslc.compiler.ir.actions import Backward, Collective, Forward, ForwardAhead, Payload, Role
+from dslc.compiler.ir.actions import (
+    Backward,
+    Collective,
+    Forward,
+    ForwardAhead,
+    InputBackward,
+    Payload,
+    Role,
+)
 from dslc.compiler.ir.program import LossStep
 from dslc.compiler.ir.records import Batches, Devices
 
@@ -15,7 +23,7 @@ from dslc.compiler.ir.records import Batches, Devices
 def compared(view: View) -> str:
     """Checks a loss that compares samples: it has all outputs, of its micro-batches and of its ranks, before the first
     backward pass. Each output's gradient goes back to the rank that the output came from. No other loss exchanges
-    outputs.
+    outputs. Checks a loss that compares answers: it has each answer whole.
     """
     loss = view.plan.find(LossStep)
     if loss is None:
@@ -37,9 +45,30 @@ def compared(view: View) -> str:
                 f"{expected}"
             )
         reason = _exchanges(line, loss, (loss.together, data.stride))
+        reason = reason or _sums_of_answers(view, process, line, loss)
         if reason:
             return f"process {process}: {reason}"
     return ""
+
+
+def _sums_of_answers(view: View, process: int, line: Line, loss: LossStep) -> str:
+    """Checks that a loss of pairs sums each answer over the ranks that have pieces of it, where its output is."""
+    context, last = view.plan.axis("context"), len(view.homes) - 1
+    needed = loss.rows > 1 and context.size > 1 and view.homes[last] == view.coordinates[process]
+    missing: int | None = None  # the micro-batch whose answers are in pieces
+    for name, action in line:
+        if isinstance(action, Forward) and action.stage == last and needed:
+            if missing is not None:
+                return f"{name} comes before the answers of micro-batch {missing} are summed over their pieces"
+            missing = action.microbatch
+        elif isinstance(action, Backward | InputBackward) and action.microbatch == missing:
+            return f"{name} comes before the answers of micro-batch {missing} are summed over their pieces"
+        elif isinstance(action, Collective) and action.carries == Payload.ANSWER_SUMS:
+            sums = action.operation, action.count, action.group
+            if missing is None or sums != ("all_reduce", 1, (context.size, context.stride)):
+                return f"{name} is no sum over the pieces of the answers of a micro-batch"
+            missing = None
+    return "" if missing is None else f"the answers of micro-batch {missing} are in pieces"
 
 
 def _fits(compared_ranks: int, ranks: int, of_a_node: int) -> bool:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dslc.compiler.placement.layout import Layout
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
@@ -14,8 +13,8 @@ from dslc.dsl.language.preferences import REFERENCES, PreferenceLoss, Preference
 from dslc.dsl.remedy import remedy, remove_field, set_argument, set_field
 
 
-def check_preferences(job: JobSpec, layout: Layout | None) -> Iterator[Diagnostic]:
-    """Reports a loss of pairs without pairs, pairs without such a loss, and a plan or a reference that cannot be."""
+def check_preferences(job: JobSpec) -> Iterator[Diagnostic]:
+    """Reports a loss of pairs without pairs, pairs without such a loss, and a step or a reference that cannot be."""
     loss, source = job.model.loss, job.data.source
     if not isinstance(loss, PreferenceLoss):
         yield from _check_other_loss(job)
@@ -36,18 +35,6 @@ def check_preferences(job: JobSpec, layout: Layout | None) -> Iterator[Diagnosti
             job.train.value_span("step"),
             notes=(Note("the loss", job.model.loss_span),),
             help=remedy(remove_field("train.step")),
-        )
-    if layout is not None and layout.sizes["context"] > 1:
-        yield Diagnostic(
-            "E0358",
-            f"`{loss.word}` needs the log-probability of a whole answer, and a rank of the context axis has a piece of "
-            "it",
-            job.parallelism.value_span("context"),
-            notes=(Note("the loss", job.model.loss_span),),
-            help=remedy(
-                remove_field("parallelism.context", "use the data axis"),
-                ", with `zero`, `recompute` or `chunks` where memory is short",
-            ),
         )
     if isinstance(loss, ReferencedLoss):
         yield from _check_reference(job, loss)

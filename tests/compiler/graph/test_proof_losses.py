@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from helpers.planning import JOBS, compiled
@@ -13,7 +14,9 @@ from dslc.compiler.graph.build import build_graph
 from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.graph.verify import Unsound, verify
 from dslc.compiler.ir.actions import Collective, Payload
+from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.ir.program import LossStep
+from dslc.compiler.ir.tensors import TensorFact
 
 COMMON = (
     "devices.nodes=2",
@@ -44,14 +47,14 @@ def carrying(plan: PlanGraph, what: str) -> str:
     return next(name for name, action in plan.of_kind(Collective) if action.carries == what)
 
 
-def placed(name: str, *, before: str) -> Callable[[PlanGraph], None]:
+def placed(name: str, *, before: str, process: int = 0) -> Callable[[PlanGraph], None]:
     """Moves what has this name, or carries it, before an action."""
 
     def change(plan: PlanGraph) -> None:
-        moved = name if name in plan.graph else carrying(plan, name)
-        old = plan.lines()[0][0]
+        moved, before_name = (each if each in plan.graph else carrying(plan, each) for each in (name, before))
+        old = plan.lines()[0][process]
         line = [other for other in old if other != moved]
-        line.insert(line.index(before), moved)
+        line.insert(line.index(before_name), moved)
         plan.line(line, instead_of=old)
 
     return change
@@ -95,6 +98,52 @@ def test_the_order_of_a_step(job: Compiled) -> None:
 )
 def test_what_is_refused(job: Compiled, change: Callable[[PlanGraph], None], says: str) -> None:
     found = refused(job, change)
+    assert found.startswith("compared: ") and says in found, found
+
+
+PAIRS = """
+model {
+  network = llama(layers = 2, width = 16, heads = 2, hidden = 24, context = 32, vocab = 50)
+  loss    = ipo()
+}
+data {
+  source = preferences("pairs.jsonl", tokenizer = "tokenizer")
+  batch  = 8
+}
+devices     { cpus = 4 }
+parallelism { context = 2, pipeline = 2, microbatches = 2 }
+train       { steps = 2, optimizer = sgd(lr = 0.1) }
+"""
+
+
+def pairs(folder: Path) -> Compiled:
+    job, tokens = folder / "job.plt", TensorFact(shape=(32,), dtype="int64")
+    job.write_text(PAIRS)
+    source = SourceFacts(samples=64, input=tokens, target=tokens, vocab=50)
+    return compiled(job, facts=Facts(source=source))
+
+
+def test_answers_in_pieces_are_summed_before_each_backward_pass(tmp_path: Path) -> None:
+    plan = build_graph(pairs(tmp_path).analysis)
+    sums = [action for _, action in plan.of_kind(Collective) if action.carries == Payload.ANSWER_SUMS]
+    assert [(each.operation, each.count, each.bytes, each.group) for each in sums] == [
+        ("all_reduce", 1, 4 * 2 * 8 // 2 * 2, (2, 1))
+    ] * 2  # sums and numbers of tokens, of two rows for each pair
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (placed("log-probabilities of answers", before="1F0", process=1), "is no sum over the pieces of the answers"),
+        (
+            placed("1B0", before="log-probabilities of answers", process=1),
+            "1B0 comes before the answers of micro-batch 0",
+        ),
+        (lambda plan: plan.change("loss", kind="cross_entropy"), "is no sum over the pieces of the answers"),
+    ],
+)
+def test_answers_in_pieces_are_refused(tmp_path: Path, change: Callable[[PlanGraph], None], says: str) -> None:
+    found = refused(pairs(tmp_path), change)
     assert found.startswith("compared: ") and says in found, found
 
 
