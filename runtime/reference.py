@@ -4,11 +4,12 @@ Model: the network of the training is the reference, before its first step: as i
 other weights, which the weights of the start replace afterwards. A forward pass over all pairs, under the plan of the
 training, gives one number for each row. So a training needs the memory of one model, and no forward pass of another.
 
-Contract: rank 0 keeps the numbers in the run directory, under a key of what they follow from: the tokens, the network,
-its files of weights and the precision. A training that resumes takes them from there. All ranks have all numbers. A
-file that is damaged or of another key is said so, and its numbers are computed anew.
+Contract: rank 0 keeps the numbers in the run directory, under digests of what they follow from: the tokens, the
+network, its files of weights and the precision. A training that resumes takes them from there. All ranks have all
+numbers. A file that is damaged is said so, and its numbers are computed anew. If a digest is another, too; a training
+that resumes goes on only if they are the numbers of before to rounding, or those of other pairs.
 
-Limits: a file of weights is known by its size and its time.
+Limits: a file of weights is known by its size and its time; one that was copied costs a pass.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import os
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,11 +44,18 @@ from dslc.runtime.model.losses import row_log_probabilities, token_targets
 from dslc.runtime.model.tensor_names import named_tensors
 from dslc.runtime.parallel.context_parallel import piece_of
 from dslc.runtime.parallel.mesh import mesh_of
+from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.records import naming, note
 from dslc.runtime.step.assemble import TrainingComponents
 
 FILE = "reference.npz"
 _SECONDS = 10.0  # between two lines on the progress
+# Of a model's numbers on other ranks, relative and absolute: in float32, and in 16 or 8 bits.
+_ROUNDING, _LOW_ROUNDING = (1e-4, 1e-3), (1e-2, 0.1)
+
+
+class ReferenceChangedError(RuntimeError):
+    """The weights of the start give another reference than the one that the training began with."""
 
 
 def add_reference(
@@ -56,28 +65,76 @@ def add_reference(
     splits: Splits,
     run_dir: str,
     after_batch: Callable[[], object] = lambda: None,
-) -> None:
+) -> Callable[[int], None]:
     """Gives the pairs of all splits the reference's log-probabilities, if the loss has a reference. All ranks call it,
     while the network has the weights that the training begins with.
+
+    Returns the function that keeps the numbers. It takes the step after which the training goes on, and raises
+    ReferenceChangedError if this step is not the first and the reference not the one of the beginning.
     """
     reference = job.loss.reference
     if reference is None:
-        return
-    sources = _sources(splits)
+        return lambda step: None
+    sources, leads = _sources(splits), place.rank == 0
     sizes = [len(source) for source in sources]
-    path, key = os.path.join(run_dir, FILE), _key(job)
-    table = _broadcast(read_table(run_dir, key, sum(sizes)) if place.rank == 0 else None, sum(sizes), parts.device)
-    if table is None:
-        began = time.monotonic()
-        progress = _PairProgress(run_dir if place.rank == 0 else "", sum(sizes), after_batch)
+    key = _key(job)
+    stored = read_table(run_dir) if leads else None
+    began = time.monotonic()
+    suits = stored is not None and stored.key == key and len(stored.table) == sum(sizes)
+    table = _broadcast(stored.table if stored is not None and suits else None, sum(sizes), parts.device)
+    if computed := table is None:
+        progress = _PairProgress(run_dir if leads else "", sum(sizes), after_batch)
         with _reference_model(job, parts, reference):
             table = torch.cat([_log_probabilities(job, place, parts, source, progress) for source in sources])
-        if place.rank == 0:
-            write_table(path, key, table)
-            seconds = time_text(time.monotonic() - began)
-            note(run_dir, f"reference: log-probabilities of {sum(sizes):,} pairs in {seconds}, kept in {FILE}")
+        is_same = stored is not None and _is_same(stored, key, table, low=job.precision.dtype != "float32")
+        table_of_before = _broadcast(stored.table if stored is not None and is_same else None, len(table), parts.device)
+        new_table = table
+        table = new_table if table_of_before is None else table_of_before
     for source, part in zip(sources, table.split(sizes), strict=True):
         source.reference = part
+    seconds = time_text(time.monotonic() - began)
+
+    def keep(step: int) -> None:
+        if not leads or not computed:
+            return
+        if stored is not None and table is new_table:
+            changed = [name for name in key if stored.key.get(name) != key[name]]
+            _refuse_or_note(run_dir, stored, changed, new_table, step, reference.line)
+        elif stored is not None:
+            note(run_dir, f"{FILE} is of other files, whose weights give the same numbers: it is kept")
+        elif step:
+            note(run_dir, f"there is no {FILE}: the reference is that of the weights of this start")
+        write_table(os.path.join(run_dir, FILE), key, table)
+        if table is new_table:
+            note(run_dir, f"reference: log-probabilities of {sum(sizes):,} pairs in {seconds}, kept in {FILE}")
+
+    return keep
+
+
+def _refuse_or_note(
+    run_dir: str, stored: StoredReference, changed: Sequence[str], table: Tensor, step: int, line: str
+) -> None:
+    """Raises ReferenceChangedError if a training that goes on would have another reference for the same pairs; else
+    notes what it is computed anew for.
+    """
+    what = " and ".join(changed)
+    if step and "pairs" not in changed and stored.table.shape == table.shape:
+        difference = (stored.table - table).abs().max().item()
+        with mark_errors(line):
+            raise ReferenceChangedError(
+                f"the training began with another reference: {what} changed since, and the log-probabilities of "
+                f"answers differ by up to {difference:.3g} from those in {FILE}; put back what it began with, or "
+                "delete this file to go on with the reference of now"
+            )
+    note(run_dir, f"{FILE} is of other {what}: the reference is computed anew, from the weights of this start")
+
+
+def _is_same(stored: StoredReference, key: Mapping[str, str], table: Tensor, *, low: bool) -> bool:
+    """True if the numbers are those of the same model for the same pairs, to the rounding of another plan."""
+    if stored.key.get("pairs") != key["pairs"] or stored.table.shape != table.shape:
+        return False
+    relative, absolute = _LOW_ROUNDING if low else _ROUNDING
+    return torch.allclose(stored.table, table, rtol=relative, atol=absolute)
 
 
 def _sources(splits: Splits) -> list[PairSamples]:
@@ -176,8 +233,15 @@ def _local(tensor: Tensor) -> Tensor:
 # --------------------------------------------------------------------------------------------------------- the file
 
 
-def _key(job: JobProgram) -> str:
-    """Returns a digest of what the log-probabilities follow from."""
+class StoredReference(NamedTuple):
+    """The log-probabilities of a file, (pairs, 2), and digests of what they follow from, by name."""
+
+    table: Tensor
+    key: Mapping[str, str]
+
+
+def _key(job: JobProgram) -> dict[str, str]:
+    """Returns digests of what the log-probabilities follow from, by name."""
     assert job.loss.reference is not None
     weights = job.model.weights.files if job.model.weights is not None else ()
     stamps = []
@@ -185,19 +249,34 @@ def _key(job: JobProgram) -> str:
         with contextlib.suppress(OSError):
             status = os.stat(file)
             stamps.append((status.st_size, status.st_mtime_ns))
-    data = job.data.arguments["digest"]
-    known = [data, to_json(job.model), to_json(job.loss.reference), to_json(job.precision), stamps]
-    return hashlib.sha256(json.dumps(known, sort_keys=True, default=repr).encode()).hexdigest()
+    known = {
+        "pairs": job.data.arguments["digest"],
+        "network": _without_lines(to_json(job.model)),
+        "weights": (_without_lines(to_json(job.loss.reference)), stamps),
+        "precision": _without_lines(to_json(job.precision)),
+    }
+    return {name: _digest(value) for name, value in known.items()}
 
 
-def read_table(run_dir: str, key: str, pairs: int) -> Tensor | None:
-    """Returns the numbers that the run directory keeps under this key, if any."""
-    path = os.path.join(run_dir, FILE)
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=repr).encode()).hexdigest()
+
+
+def _without_lines(data: Any) -> Any:
+    """Returns data without the lines of the job that it stands in."""
+    if isinstance(data, dict):
+        return {name: _without_lines(value) for name, value in data.items() if name != "line"}
+    return [_without_lines(each) for each in data] if isinstance(data, list | tuple) else data
+
+
+def read_table(run_dir: str) -> StoredReference | None:
+    """Returns what the run directory keeps, if it can be read."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if str(file["key"]) == key and file["log_probabilities"].shape == (pairs, 2):
-                return torch.from_numpy(file["log_probabilities"].astype(np.float32))
-        fault = "is of other weights, data or precision"
+        with np.load(os.path.join(run_dir, FILE), allow_pickle=False) as file:
+            key, table = json.loads(str(file["key"])), file["log_probabilities"].astype(np.float32)
+        if isinstance(key, dict) and table.ndim == 2:
+            return StoredReference(torch.from_numpy(table), key)
+        fault = "has no numbers of pairs"
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
@@ -206,9 +285,9 @@ def read_table(run_dir: str, key: str, pairs: int) -> Tensor | None:
     return None
 
 
-def write_table(path: str, key: str, table: Tensor) -> None:
+def write_table(path: str, key: Mapping[str, str], table: Tensor) -> None:
     with naming(path), atomic_write(path) as part, open(recreate_file(part), "wb") as file:
-        np.savez(file, key=np.array(key), log_probabilities=table.numpy())
+        np.savez(file, key=np.array(json.dumps(key)), log_probabilities=table.numpy())
 
 
 def _broadcast(table: Tensor | None, pairs: int, device: torch.device) -> Tensor | None:

@@ -137,9 +137,10 @@ class _TrainingRun:
             spikes=self._spikes,
         )
         positions.enter_phase(Phase.REFERENCE)
-        add_reference(job, place, parts, splits, run_dir, partial(self._enter, Phase.REFERENCE))
+        keep_reference = add_reference(job, place, parts, splits, run_dir, partial(self._enter, Phase.REFERENCE))
         positions.enter_phase(Phase.RESUME)
         start = self._checkpoints.resume()
+        keep_reference(start.step)
         if self._spikes is not None:
             self._spikes.resume(start.skipped_steps, start.losses)
         if parts.exchange is not None:

@@ -119,7 +119,7 @@ def work(
             else:
                 if isinstance(job.mode, EvaluateMode):  # while the network has the weights of the start
                     positions.enter_phase(Phase.REFERENCE)
-                    add_reference(job, place, parts, splits, run_dir)
+                    add_reference(job, place, parts, splits, run_dir)(0)
                 tasks.work_off(job, place, parts, splits, run_dir)
                 end = TrainingResult(steps=0)
         if device.type == "cuda":

@@ -58,6 +58,9 @@ ARGUMENTS: dict[str, dict[str, float]] = {
 }
 
 
+SUMMED = ("dpo(beta = 0.3)", "ipo(beta = 0.5)", "orpo(beta = 0.4)")
+
+
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -132,20 +135,17 @@ def test_the_odds_of_a_certain_answer_are_finite() -> None:
     assert torch.isfinite(loss) and logits.grad is not None and torch.isfinite(logits.grad).all()
 
 
-def test_a_reference_that_does_not_suit_is_said_and_computed_anew(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_reference_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, table = tmp_path / "reference.npz", torch.arange(6.0).view(3, 2)
-    assert read_table(str(tmp_path), "key", 3) is None and not capsys.readouterr().out
-    write_table(str(file), "key", table)
-    found = read_table(str(tmp_path), "key", 3)
-    assert found is not None and torch.equal(found, table) and not capsys.readouterr().out
-    assert read_table(str(tmp_path), "other", 3) is None and read_table(str(tmp_path), "key", 4) is None
-    assert capsys.readouterr().out.count("reference.npz is of other weights, data or precision: the reference is") == 2
+    assert read_table(str(tmp_path)) is None and not capsys.readouterr().out
+    write_table(str(file), {"pairs": "one"}, table)
+    found = read_table(str(tmp_path))
+    assert found is not None and torch.equal(found.table, table) and found.key == {"pairs": "one"}
+    assert not capsys.readouterr().out
     whole = file.read_bytes()
     for damaged in (b"", b"PK", whole[: len(whole) // 2], b"text", whole.replace(b"NUMPY", b"numpy")):
         file.write_bytes(damaged)
-        assert read_table(str(tmp_path), "key", 3) is None
+        assert read_table(str(tmp_path)) is None
         assert "reference.npz cannot be read (" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["reference.npz"]
 
@@ -216,7 +216,7 @@ def test_plans_train_as_a_loop_by_hand(launcher: Launcher, tmp_path: Path, plan:
     hold(train_job(launcher, job, "data.shuffle=false", *plan.split()), losses_by_hand(job))
 
 
-@pytest.mark.parametrize("loss", ["dpo(beta = 0.3)", "ipo(beta = 0.5)", "orpo(beta = 0.4)", "simpo()"])
+@pytest.mark.parametrize("loss", ["simpo()", *(pytest.param(loss, marks=pytest.mark.slow) for loss in SUMMED)])
 def test_pieces_of_answers_train_as_whole_answers(launcher: Launcher, tmp_path: Path, loss: str) -> None:
     """The learning rate keeps rounding from growing."""
     job, plan = make_job(tmp_path, loss), ("devices.cpus=4", "parallelism.context=2", "parallelism.zero=3")
@@ -242,6 +242,78 @@ def test_a_training_that_resumes_takes_the_reference_of_its_beginning(launcher: 
     two = train_in_parts(launcher, tmp_path / "parts", job, (3, ()), (STEPS, ("devices.cpus=2", "parallelism.zero=3")))
     agree(one, two)
     assert "log-probabilities of" in one.shown and "log-probabilities of" not in two.shown
+
+
+# A network whose rank 1 kills itself once, in the n-th forward pass of an evaluation: the first are the reference's.
+KILLED = """
+import os
+import signal
+from pathlib import Path
+
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, folder, passes):
+        super().__init__()
+        self.mark, self.passes = Path(folder) / "killed", passes
+        self.embedding, self.head = nn.Embedding(384, 16), nn.Linear(16, 384)
+
+    def forward(self, tokens):
+        if not torch.is_grad_enabled() and os.environ.get("RANK") == "1" and not self.mark.exists():
+            self.passes -= 1
+            if self.passes == 0:
+                self.mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+        hidden = self.embedding(tokens)
+        return self.head(hidden.cumsum(1) / 8)
+"""
+
+
+@pytest.mark.parametrize(
+    ("passes", "found"),
+    [(2, "from the first step"), pytest.param(9, "from the checkpoint of step 3", marks=pytest.mark.slow)],
+)
+def test_a_rank_that_is_killed_changes_no_loss(launcher: Launcher, tmp_path: Path, passes: int, found: str) -> None:
+    """Once while the reference is computed, and once in the training, after an evaluation."""
+    job = make_job(tmp_path)
+    network = JOB[JOB.index("llama(") : JOB.index("\n  loss")]
+    own = f'python("own_net:Net", folder = "{tmp_path}", passes = {passes})'
+    text = job.read_text().replace(network, own).replace('"dpo/tokenizer")', '"dpo/tokenizer", max_length = 96)')
+    job.write_text(text + "checkpoint { every = 3 steps, asynchronous = false }\nlaunch { restarts = 1 }\n")
+    (tmp_path / "own_net.py").write_text(KILLED)
+    killed = train_job(launcher, job, "devices.cpus=2")
+    assert (tmp_path / "killed").exists() and f"restart 1 of 1, {found}" in killed.shown
+    whole = train_job(launcher, job)  # the mark is there: nothing kills it
+    agree(whole, killed)
+    assert killed.shown.count("reference: log-probabilities of") == 1
+
+
+@pytest.mark.slow
+def test_a_training_goes_on_with_its_own_reference_alone(launcher: Launcher, tmp_path: Path) -> None:
+    """Files of weights that were copied give the same numbers; other weights are refused until the file is deleted."""
+    job, run = make_job(tmp_path), tmp_path / "run"
+    job.write_text(job.read_text().replace("\n  loss", '\n  weights = "start.safetensors"\n  loss'))
+    program = ready(job, "model.weights=none").program
+    start, other = (build_model(dataclasses.replace(program.model, seed=n), torch.device("cpu")) for n in (0, 1))
+    save_file(start.state_dict(), tmp_path / "start.safetensors")
+    run.mkdir()
+    train_in_parts(launcher, run, job, (2, ()))
+    stored = read_table(str(run))
+    (tmp_path / "start.safetensors").touch()
+    found = train_in_parts(launcher, run, job, (3, ("devices.cpus=2",)))
+    assert "whose weights give the same numbers" in found.shown
+    kept = read_table(str(run))
+    assert stored is not None and kept is not None and torch.equal(stored.table, kept.table)
+    save_file(other.state_dict(), tmp_path / "start.safetensors")
+    made = ready(job, "checkpoint.every=100 steps", "checkpoint.resume=auto")
+    outcome, _ = launcher.launch(made.program, made.places, run)
+    assert outcome is not None and outcome.failure is not None
+    assert "the training began with another reference: weights changed since, and the" in outcome.failure.message
+    (run / "reference.npz").unlink()
+    found = train_in_parts(launcher, run, job, (STEPS, ()))
+    assert "there is no reference.npz: the reference is that of the weights of this start" in found.shown
 
 
 LLAMA = """transformers(
