@@ -253,9 +253,10 @@ def pair_losses(step: LossStep, output: Tensor, target: Structure, pieces: Answe
     sums, beta = row_log_probabilities(step, output, targets), float(step.arguments["beta"])
     by_token = step.kind != "dpo"
     counts = targets.ne(-100 if step.ignore is None else step.ignore).sum(1) if by_token else None
-    if pieces is not None:
-        parts = (sums,) if counts is None else (sums, counts.to(sums.dtype))
-        sums, counts = (*pieces.sum(torch.stack(parts)).unbind(0), None)[:2]
+    if pieces is not None and counts is None:
+        sums = pieces.sum(sums)
+    elif pieces is not None and counts is not None:
+        sums, counts = pieces.sum(torch.stack((sums, counts.to(sums.dtype)))).unbind(0)
     if isinstance(target, tuple):
         sums = sums - target[1].to(sums.dtype)
     if counts is not None:
