@@ -27,6 +27,8 @@ class TensorStyle(StrEnum):
     SUMMED = "summed"  # whole parameters, on shares; their gradients are summed
     SPLIT = "split"  # takes the whole, and passes on a piece
     GATHER = "gather"  # makes a piece, and passes on the whole
+    EXPERTS = "experts"  # a mixture, each of its experts cut by the width inside: takes the whole, sums to the whole
+    EXPERTS_OF_PIECES = "experts_of_pieces"  # takes a piece, and gathers it; gives a piece of the sum
 
     @property
     def cut(self) -> int | None:
@@ -46,10 +48,17 @@ class TensorStyle(StrEnum):
                 return 1
             case TensorStyle.SEQUENCE | TensorStyle.SUMMED | TensorStyle.SPLIT | TensorStyle.GATHER:
                 return None
+            case TensorStyle.EXPERTS | TensorStyle.EXPERTS_OF_PIECES:
+                return None  # the router is whole; CUT_OF_EXPERTS has the others
             case _:
                 assert_never(self)
 
     @property
     def of_pieces(self) -> TensorStyle:
-        """The variant of a column that takes a piece."""
+        """The variant of a column, or of experts, that takes a piece."""
         return TensorStyle(f"{self}_of_pieces")
+
+
+EXPERT_STYLES = frozenset({TensorStyle.EXPERTS, TensorStyle.EXPERTS_OF_PIECES})
+# The dim along which the tensor axis cuts each parameter of the experts of a mixture: the width inside.
+CUT_OF_EXPERTS = {"gate_up_proj": 1, "down_proj": 2}

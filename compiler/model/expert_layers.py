@@ -7,17 +7,20 @@ products out, and they are counted here like other products.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import sqrt
 
+from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.model.layers import added, wants_numbers
 from dslc.compiler.model.tape import Tape, argument_spans, layer
+from dslc.compiler.model.tensor_tape import sum_of_experts, tokens_of_experts
 from dslc.compiler.model.value import Value
+from dslc.compiler.placement.tensor_plan import EXPERT_WIDTH as WIDTH_STEP
 from dslc.dsl.language import layers as s
 from dslc.dsl.language.registry import Call
 from dslc.dsl.record import record
 from dslc.dsl.remedy import join_remedies, remedy, remove_at, set_argument
 
-WIDTH_STEP = 8  # rows of a grouped product begin at multiples of 16 bytes, in 16 bits too
 _INDEX = 8  # bytes of an int64
 
 
@@ -44,25 +47,37 @@ def mixture_of_experts(spec: s.MixtureOfExperts, x: Value, t: Tape) -> Value:
         t.fail("E0201", "`moe` works on the last dim, and one number without dims comes in", spec)
     _check(spec, x, t)
     width, spans = x.shape[-1], argument_spans(spec)
-    tokens = x.count // width
-    pairs = tokens * spec.top_k
     t.module(".MixtureOfExperts")
-    weights = t.child("gate", ExpertRouter(spec=spec, **spans), x)
-    operand = t.cast(x)
-    if operand.autocast is not x.autocast:
-        operand = t.operation(x, gives=operand)
+    styles, ranks, on_cpu = t.styles, t.around.ranks, t.around.on_cpu
+    has_pieces = TensorStyle.EXPERTS_OF_PIECES in styles
+    tokens = _cast_tokens(x, t) if has_pieces else x
+    if has_pieces:
+        tokens = tokens_of_experts(styles, ranks, tokens, t.operation, on_cpu)
+    pairs = tokens.count // width * spec.top_k
+    weights = t.child("gate", ExpertRouter(spec=spec, **spans), tokens)
+    operand = _cast_tokens(tokens, t)
+    if styles and not has_pieces:
+        operand = tokens_of_experts(styles, ranks, operand, t.operation, on_cpu)
+    if styles:  # the gradients of the weights are summed
+        weights = t.operation(weights, gives=weights.new(*weights.shape), view=True)
     if x.grad:
         t.keep_bytes(_INDEX * pairs, _INDEX * pairs)  # the place of each pair among the sorted rows
     rows = t.operation(operand, gives=operand.new(pairs, width, sequence=True))
-    results = t.child("experts", GroupedExperts(spec=spec, **spans), rows)
+    of_rank = replace(spec, hidden=spec.hidden // ranks) if styles else spec
+    results = t.child("experts", GroupedExperts(spec=of_rank, **spans), rows)
     if results.grad:
         t.keep_bytes(_INDEX * pairs, _INDEX * pairs)  # the pair of each sorted row
     results = t.operation(results, gives=results.new(pairs, width))
-    y = _weighted(weights, results, x, t)
+    y = sum_of_experts(styles, ranks, _weighted(weights, results, tokens, t), t.operation, on_cpu)
     if not spec.shared:
         return y
     z = t.child("shared_experts", s.GatedMLP(hidden=spec.shared * spec.hidden, **spans), x)
     return t.operation(y, z, gives=added(y, z), adds=True)
+
+
+def _cast_tokens(x: Value, t: Tape) -> Value:
+    operand = t.cast(x)
+    return operand if operand.autocast is x.autocast else t.operation(x, gives=operand)
 
 
 @layer(ExpertRouter)

@@ -205,6 +205,11 @@ class Tape:
     def buffer(self, name: str, shape: Shape, dtype: str, *, saved: bool = True) -> None:
         self.buffers.append(BufferNode(name=self._frame.prefix + name, shape=shape, dtype=dtype, saved=saved))
 
+    @property
+    def styles(self) -> Sequence[TensorStyle]:
+        """The styles of this module on the tensor axis."""
+        return self.around.styles.get(self._frame.prefix.removesuffix("."), ())
+
     def product(
         self, x: Value, multiply_adds: int, *shape: int, keeps_input: bool | None = None, weight: str = "weight"
     ) -> Value:
@@ -356,7 +361,7 @@ class Tape:
         if len(self.float32.operations) == operations_before and y is not x:
             self._record_module(spec, x, y)
         frame, self._frame = self._frame, outer
-        if not frame.children or spec.word in ("attention", "gated_mlp"):
+        if not frame.children or spec.word in ("attention", "gated_mlp", "moe"):
             self.parts.append(
                 ModulePart(
                     name=outer.prefix + name,

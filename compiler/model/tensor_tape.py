@@ -39,6 +39,8 @@ def shard_input(
                 pass
             case TensorStyle.SEQUENCE | TensorStyle.SUMMED | TensorStyle.GATHER:
                 pass
+            case TensorStyle.EXPERTS | TensorStyle.EXPERTS_OF_PIECES:
+                pass  # the mixture exchanges within (expert_layers.py)
             case _:
                 assert_never(style)
     return spec, x
@@ -60,9 +62,25 @@ def exchange_output(styles: Sequence[TensorStyle], ranks: int, y: Value, operati
                 pass
             case TensorStyle.SEQUENCE | TensorStyle.SUMMED | TensorStyle.SPLIT:
                 pass
+            case TensorStyle.EXPERTS | TensorStyle.EXPERTS_OF_PIECES:
+                pass
             case _:
                 assert_never(style)
     return y
+
+
+def tokens_of_experts(styles: Sequence[TensorStyle], ranks: int, x: Value, operation: Operation, on_cpu: bool) -> Value:
+    """Returns all tokens that come into a mixture of experts, which the ranks may have in pieces."""
+    if TensorStyle.EXPERTS_OF_PIECES in styles:
+        return _in_two(operation, x, _new(x, 0, ranks, 1), on_cpu)
+    return operation(x, gives=x.new(*x.shape), view=True) if TensorStyle.EXPERTS in styles else x
+
+
+def sum_of_experts(styles: Sequence[TensorStyle], ranks: int, y: Value, operation: Operation, on_cpu: bool) -> Value:
+    """Returns the sum of what the ranks' parts of the experts give, or a piece of the sum."""
+    if TensorStyle.EXPERTS_OF_PIECES in styles:
+        return _in_two(operation, y, _new(y, 0, 1, ranks), on_cpu)
+    return operation(y, gives=y.new(*y.shape), adds=True) if TensorStyle.EXPERTS in styles else y
 
 
 def _narrowed(spec: Call, ranks: int) -> Call:

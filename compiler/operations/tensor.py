@@ -14,6 +14,10 @@ by style (runtime/parallel/tensor_parallel.py), where T is the module's whole in
     sequence                        an all-reduce of each gradient, once the gradients of a step (ZeRO-2 and -3: of a
                                     micro-batch) are complete
     summed                          backward, for each call, an all-reduce of the gradient of each of its own parameters
+    experts                         forward, all-reduce of G; backward, all-reduce of T, and of the gradients of the
+                                    weights that the router gives, W in float32
+    experts_of_pieces               forward, all-gather of T / n and reduce-scatter of G; backward, reduce-scatter of T,
+                                    all-gather of G / n, and the all-reduce of W
 
 There is no backward exchange if nothing before the module trains. The loss over shares of the classes has three
 all-reduces of one float32 for each target: the largest score, the sum, and the score of the target. A loss in chunks
@@ -38,7 +42,7 @@ from typing import NamedTuple, assert_never
 from dslc.compiler.ir.actions import Payload
 from dslc.compiler.ir.nodes import LayerNode
 from dslc.compiler.ir.records import Weights
-from dslc.compiler.ir.tensor_styles import TensorStyle
+from dslc.compiler.ir.tensor_styles import EXPERT_STYLES, TensorStyle
 from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.moments import BACKWARD, FORWARD, WEIGHT_GRADIENTS, Moment, StepOperation, operation
@@ -49,7 +53,15 @@ from dslc.compiler.placement.tensor_plan import calls_by_layer
 from dslc.dsl.language.calls import CrossEntropy
 from dslc.dsl.record import Record, record
 
-_KEEP_NOTHING = ("flatten", "last_step", "mean_steps", "positional_embedding", "attention", "gated_mlp")  # itself
+_KEEP_NOTHING = (
+    "flatten",
+    "last_step",
+    "mean_steps",
+    "positional_embedding",
+    "attention",
+    "gated_mlp",
+    "moe",
+)  # itself
 
 
 class _TensorCollective(NamedTuple):
@@ -63,7 +75,9 @@ class _TensorCollective(NamedTuple):
 
 @record
 class _StyledCall(Record):
-    """A call of a module with a style: numbers of its input and output per sample, and the bytes of each."""
+    """A call of a module with a style: numbers of its input and output per sample, and the bytes of each; of a mixture
+    of experts, also the weights of the router.
+    """
 
     name: str
     takes: int
@@ -71,6 +85,7 @@ class _StyledCall(Record):
     takes_low: bool
     gives_low: bool
     repeated: bool  # if the layer is recomputed, this comes before it stops
+    weights: int = 0
 
 
 def tensor_axis(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[StepOperation]:
@@ -146,6 +161,10 @@ class _TensorAxis:
                 again = layer.name in self._again and call.repeated and (flows or bool(trains))
                 for style in self._styles[call.name]:
                     yield from self._of_style(style, call, samples, before, after, again)
+                    if style in EXPERT_STYLES:
+                        recomputes = layer.name in self._again and (flows or bool(trains))
+                        routes = before or any(layer.parameters[n].name == f"{call.name}.gate.weight" for n in trains)
+                        yield from self._of_experts(style, call, samples, (before, routes, after), recomputes)
             for q in (layer.parameters[n] for n in trains):
                 for _ in range(self._summed[q.name.rpartition(".")[0]]):  # each call by itself
                     yield self._collective("all_reduce", Payload.PARTIAL_GRADIENTS, self._microbatches * q.count, False)
@@ -189,6 +208,8 @@ class _TensorAxis:
                 forward.append(("all_gather", gives // n, call.gives_low))
             case TensorStyle.SPLIT | TensorStyle.SEQUENCE | TensorStyle.SUMMED:
                 pass
+            case TensorStyle.EXPERTS | TensorStyle.EXPERTS_OF_PIECES:
+                pass  # `_of_experts`
             case _:
                 assert_never(style)
         if style in (TensorStyle.GATHERED, TensorStyle.GATHERED_OF_PIECES):
@@ -203,6 +224,33 @@ class _TensorAxis:
             yield self._collective(kind, Payload.ACTIVATION_GRADIENTS, size, low)
         if style is TensorStyle.ROW_TO_PIECES and after:
             yield self._collective("all_gather", Payload.ACTIVATION_GRADIENTS, gives // n, call.gives_low)
+
+    def _of_experts(
+        self, style: TensorStyle, call: _StyledCall, samples: int, gradients: tuple[bool, bool, bool], recomputes: bool
+    ) -> Iterator[_TensorCollective]:
+        """Yields the exchanges of a mixture. `gradients`: its input, the router's weights and its output have some."""
+        of_input, of_weights, of_output = gradients
+        takes, gives, weights = (samples * size // self._context for size in (call.takes, call.gives, call.weights))
+        again = recomputes and call.repeated  # the experts' sum; the tokens come before all that is saved
+        if style is TensorStyle.EXPERTS:
+            yield self._collective("all_reduce", Payload.ACTIVATIONS, gives, True)
+            if again:
+                yield self._collective("all_reduce", Payload.ACTIVATIONS_AGAIN, gives, True)
+            if of_input:
+                yield self._collective("all_reduce", Payload.ACTIVATION_GRADIENTS, takes, True)
+        else:
+            yield self._collective("all_gather", Payload.ACTIVATIONS, takes // self._ranks, True)
+            yield self._collective("reduce_scatter", Payload.ACTIVATIONS, gives, True)
+            if recomputes:
+                yield self._collective("all_gather", Payload.ACTIVATIONS_AGAIN, takes // self._ranks, True)
+            if again:
+                yield self._collective("reduce_scatter", Payload.ACTIVATIONS_AGAIN, gives, True)
+            if of_input:
+                yield self._collective("reduce_scatter", Payload.ACTIVATION_GRADIENTS, takes, True)
+            if of_output:
+                yield self._collective("all_gather", Payload.ACTIVATION_GRADIENTS, gives // self._ranks, True)
+        if of_weights:
+            yield _TensorCollective("all_reduce", Payload.ACTIVATION_GRADIENTS, "float32", 4 * weights)
 
     def _collective(self, operation: str, what: Payload, numbers: int, low: bool) -> _TensorCollective:
         short = self._half or (self._low and low)
@@ -238,8 +286,13 @@ class _TensorAxis:
                     gives=prod(part.gives),
                     takes_low=part.takes_low,
                     gives_low=part.gives_low,
-                    repeated=n < last,
+                    repeated=n < last if part.kind != "moe" else self._has_shared_experts(layer, part.name),
+                    weights=next((prod(p.gives) for p in layer.parts if p.name == f"{part.name}.gate"), 0),
                 )
+
+    def _has_shared_experts(self, layer: LayerNode, mixture: str) -> bool:
+        """True if a mixture has a network that every token goes through, which runs after its experts."""
+        return any(part.name == f"{mixture}.shared_experts" for part in layer.parts)
 
     def partial_gradients(self, layers: Sequence[LayerNode]) -> Iterator[int]:
         """Yields the bytes of replicated parameters whose gradients are partial sums over pieces."""

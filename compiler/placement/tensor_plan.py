@@ -9,6 +9,8 @@ Model: a value between layers is whole on each rank, or a piece of the sequence,
   Separate projections are columns too, and norms of heads are summed; of a gated network `gate_proj` and `up_proj` are
   columns, `down_proj` a row.
 - Two dense layers with only activations between them are a column and a row.
+- Of a mixture of experts, each expert is cut by the width inside as a gated network is; the router is on every rank,
+  and sees every token.
 - A table of tokens is cut by rows. So is the dense layer at the end, whose scores stay in shares for cross entropy that
   is plain or in chunks, and are put together for any other loss.
 - All else is on every rank.
@@ -29,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.nodes import ModelGraph, ParameterNode
 from dslc.compiler.ir.steps import ModuleStep
-from dslc.compiler.ir.tensor_styles import TensorStyle
+from dslc.compiler.ir.tensor_styles import CUT_OF_EXPERTS, EXPERT_STYLES, TensorStyle
 from dslc.compiler.placement.losses import wants_chunks
 from dslc.compiler.placement.shares import largest
 from dslc.compiler.placement.tensor_patterns import resolve_styles
@@ -41,13 +43,16 @@ if TYPE_CHECKING:
 
 Leaf = tuple[str, ModuleStep]
 
+EXPERT_WIDTH = 8  # the width inside an expert is a multiple: rows of a grouped product begin at multiples of 16 bytes
+
 _BLOCKS = (".TransformerBlock", ".Attention", ".LlamaBlock", ".GroupedAttention")
 _NORMS = ("LayerNorm", ".RMSNorm")
 _ACTIVATIONS = ("ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "LeakyReLU", "ELU")
 _WHOLE = (".PositionalEmbedding", ".PatchEmbedding", ".LastStep", ".MeanSteps", "Flatten")
-_KNOWN = (*_BLOCKS, *_NORMS, *_ACTIVATIONS, *_WHOLE, "Linear", "Embedding", "Dropout", ".Residual", ".GatedMLP")
+_GATED = (".GatedMLP", ".MixtureOfExperts")
+_KNOWN = (*_BLOCKS, *_NORMS, *_ACTIVATIONS, *_WHOLE, "Linear", "Embedding", "Dropout", ".Residual", *_GATED)
 # Layers that work on each position for itself, or gather the other positions themselves.
-_ALONG = (*_BLOCKS, *_NORMS, *_ACTIVATIONS, "Linear", "Embedding", "Dropout", ".PositionalEmbedding", ".GatedMLP")
+_ALONG = (*_BLOCKS, *_NORMS, *_ACTIVATIONS, "Linear", "Embedding", "Dropout", ".PositionalEmbedding", *_GATED)
 
 
 @dataclass(kw_only=True)
@@ -58,7 +63,7 @@ class TensorPlan:
     """
 
     styles: list[tuple[str, TensorStyle]] = field(default_factory=list)
-    parts: dict[str, tuple[int, ...]] = field(default_factory=dict)  # rows of each part of a column
+    parts: dict[str, tuple[int, ...]] = field(default_factory=dict)  # rows of each part of a column, or of an expert
     loss_parallel: bool = False
     chunked_loss: bool = False  # the head computes the loss on its scores, which stay in shares
     sequence: bool = False
@@ -89,6 +94,18 @@ class TensorPlan:
     def columns(self) -> frozenset[str]:
         """Modules whose weight is cut by columns."""
         return frozenset(name for name, style in self.styles if style.cut == 1)
+
+    @cached_property
+    def experts(self) -> frozenset[str]:
+        """Modules of stacked experts that are cut by the width inside."""
+        return frozenset(f"{name}.experts" for name, style in self.styles if style in EXPERT_STYLES)
+
+    def cut_of(self, parameter: str) -> int | None:
+        """Returns the dim along which a parameter is cut; None if every rank has it whole."""
+        module, _, name = parameter.rpartition(".")
+        if module in self.experts:
+            return CUT_OF_EXPERTS[name]
+        return 0 if module in self.rows else 1 if module in self.columns and name == "weight" else None
 
     def by_style(self, style: TensorStyle) -> list[str]:
         return [name for name, module_style in self.styles if module_style is style]
@@ -147,12 +164,9 @@ def shape_on_a_rank(plan: TensorPlan, ranks: int, experts: int = 1) -> Callable[
     """Returns a function: the shape of a rank's share of a parameter, or of all of it if every rank has it whole.
     `ranks` are on the tensor axis, `experts` on the expert axis.
     """
-    rows, columns = plan.rows, plan.columns
 
     def shape(parameter: ParameterNode) -> tuple[int, ...]:
-        module, _, name = parameter.name.rpartition(".")
-        dim = 0 if module in rows else 1 if module in columns and name == "weight" else None
-        full = parameter.shape
+        dim, full = plan.cut_of(parameter.name), parameter.shape
         if parameter.experts:
             full = (largest(full[0], experts), *full[1:])
         return full if dim is None else (*full[:dim], largest(full[dim], ranks), *full[dim + 1 :])
@@ -203,7 +217,7 @@ def _leaves(step: ModuleStep, path: str = "") -> Iterator[Leaf]:
 def _runs(leaves: Sequence[Leaf]) -> list[range]:
     """Returns the runs of layers that work on pieces of the sequence: those with attention, up to one that cannot."""
     runs, start = [], 0
-    fine = [step.kind in (*_BLOCKS, *_NORMS, *_ACTIVATIONS, "Dropout", ".GatedMLP") for _, step in leaves]
+    fine = [step.kind in (*_BLOCKS, *_NORMS, *_ACTIVATIONS, "Dropout", *_GATED) for _, step in leaves]
     while start < len(leaves):
         stop = start
         while stop < len(leaves) and fine[stop]:
@@ -246,7 +260,7 @@ def _inside(leaf: Leaf, ranks: int, pieces: bool, plan: TensorPlan) -> None:
                 for leaf_pair in inner:
                     _inside(leaf_pair, ranks, False, plan)
         case ".MixtureOfExperts":
-            plan.unknown.append(name)
+            _mixture(name, step, ranks, pieces, plan)
         case "LayerNorm" | ".RMSNorm" if pieces:
             plan.styles.append((name, TensorStyle.SEQUENCE))
         case "Dropout":
@@ -285,6 +299,18 @@ def _gated(name: str, step: ModuleStep, ranks: int, pieces: bool, plan: TensorPl
         plan.uneven.append((f"{name}.up_proj", "hidden", hidden))
     _column(f"{name}.gate_proj", pieces, plan)
     _pair(f"{name}.up_proj", f"{name}.down_proj", pieces, plan)
+
+
+def _mixture(name: str, step: ModuleStep, ranks: int, pieces: bool, plan: TensorPlan) -> None:
+    """Cuts each expert by the width inside, which `gate_up_proj` has twice, and the network of shared experts."""
+    parts = {child.name: child for child in step.children}
+    hidden = parts["experts"].arguments["hidden"]
+    if hidden % (EXPERT_WIDTH * ranks):
+        plan.uneven.append((f"{name}.experts", "experts", hidden))
+    plan.styles.append((name, TensorStyle.EXPERTS_OF_PIECES if pieces else TensorStyle.EXPERTS))
+    plan.parts[f"{name}.experts"] = (hidden, hidden)
+    if "shared_experts" in parts:
+        _gated(f"{name}.shared_experts", parts["shared_experts"], ranks, pieces, plan)
 
 
 def _column(name: str, pieces: bool, plan: TensorPlan) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dslc.compiler.trace.private_torch import is_distributed, local_part
 from dslc.runtime.model.initial_weights import part_of
-from dslc.runtime.model.row_order import is_permuted, rows_of_part
+from dslc.runtime.model.row_order import Run, is_permuted, runs_of_part
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
@@ -35,8 +35,7 @@ def _with_chunks(name: str, tensor: Tensor) -> Tensor:
     if not is_permuted(name) or not is_distributed(tensor):
         return tensor
     chunked = local_part(tensor).detach().as_subclass(PermutedRows)
-    chunked.whole, part = tensor.shape, part_of(tensor)
-    chunked.runs = [(own_rows, (rows, *part[1:])) for own_rows, rows in rows_of_part(name, part[0])]
+    chunked.whole, chunked.runs = tensor.shape, list(runs_of_part(name, part_of(tensor)))
     return chunked
 
 
@@ -44,7 +43,7 @@ class PermutedRows(Tensor):
     """This rank's rows. Its methods are those that torch's checkpoints ask of a tensor in chunks."""
 
     whole: torch.Size
-    runs: list[tuple[slice, tuple[slice, ...]]]
+    runs: list[Run]
 
     def size(self, dim: int | None = None) -> Any:
         return self.whole if dim is None else self.whole[dim]
@@ -77,7 +76,7 @@ class PermutedRows(Tensor):
         ]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
-        rows = next(
-            rows for rows, part in self.runs if tuple(interval.start for interval in part) == tuple(index.offset or ())
+        own_run = next(
+            own for own, run in self.runs if tuple(interval.start for interval in run) == tuple(index.offset or ())
         )
-        return self.as_subclass(Tensor)[rows]
+        return self.as_subclass(Tensor)[own_run]

@@ -33,7 +33,7 @@ from dslc.compiler.ir.parameter_names import base_name, is_of_adapter, without_a
 from dslc.compiler.ir.program import ModelStep, WeightsStep
 from dslc.compiler.ir.tensors import QuantizedWeight
 from dslc.compiler.trace.private_torch import part_in_whole
-from dslc.runtime.model.row_order import rows_of_part
+from dslc.runtime.model.row_order import runs_of_part
 from dslc.runtime.model.tensor_names import named_tensors
 
 Part = tuple[slice, ...]
@@ -169,10 +169,8 @@ def _runs(name: str, tensor: Tensor) -> Iterator[tuple[Tensor, Part]]:
     local, part = own_part(tensor)
     if 0 in local.shape:
         return
-    if not part:
-        yield local, part
-    for own_rows, rows in rows_of_part(name, part[0]) if part else ():
-        yield local[own_rows], (rows, *part[1:])
+    for own_run, run in runs_of_part(name, part):
+        yield local[own_run], run
 
 
 def _tell(fits: WeightMatch, path: str, tell: Tell) -> None:

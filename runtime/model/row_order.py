@@ -1,9 +1,9 @@
 """The order in which ranks hold the rows of a column in parts, such as joined queries, keys and values.
 
 Model: of each part every rank of the tensor axis has an equal piece; one after another these pieces are its share of
-the rows. DTensor knows contiguous shares alone. So the tensor is permuted for DTensor: first the pieces of rank 0, of
-all parts, then the pieces of rank 1. Whatever moves numbers between a rank and a whole tensor converts: initial values,
-weights of files, checkpoints, exported weights.
+the rows. Of stacked experts the second dim has these rows. DTensor knows contiguous shares alone. So the tensor is
+permuted for DTensor: first the pieces of rank 0, of all parts, then the pieces of rank 1. Whatever moves numbers
+between a rank and a whole tensor converts: initial values, weights of files, checkpoints, exported weights.
 
 Contract: `begin` says which parameters of this process are permuted, by their names in the plain model. Names that it
 does not know are in the order of the whole tensor.
@@ -17,21 +17,25 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import TensorParallelStep
+from dslc.compiler.ir.tensor_styles import CUT_OF_EXPERTS, EXPERT_STYLES
 
-Rows = tuple[slice, slice]  # of a rank's part, and the same in the whole tensor
+Part = tuple[slice, ...]
+Run = tuple[Part, Part]  # a place in a rank's part, and the same in the whole tensor
 
-_SEGMENTS: dict[
-    str, tuple[slice, ...]
-] = {}  # by parameter: rows of the whole tensor, in the order in which they are held
+# By parameter: the dim, and its rows in the whole tensor, in the order in which they are held.
+_SEGMENTS: dict[str, tuple[int, tuple[slice, ...]]] = {}
 
 
 def begin(step: TensorParallelStep | None) -> None:
     """Notes the parameters that are permuted; forgets the parameters of an earlier job."""
     _SEGMENTS.clear()
-    for module, parts in step.parts if step is not None else ():
-        assert step is not None
+    if step is None:
+        return
+    experts = {f"{module}.experts" for module, style in step.styles if style in EXPERT_STYLES}
+    for module, parts in step.parts:
         segments = tuple(_segments(parts, step.size))
-        _SEGMENTS.update({f"{module}.{name}": segments for name in ("weight", "bias")})
+        names = {"gate_up_proj": CUT_OF_EXPERTS["gate_up_proj"]} if module in experts else {"weight": 0, "bias": 0}
+        _SEGMENTS.update({f"{module}.{name}": (dim, segments) for name, dim in names.items()})
 
 
 def _segments(parts: tuple[int, ...], ranks: int) -> Iterator[slice]:
@@ -49,8 +53,10 @@ def is_permuted(name: str) -> bool:
 
 def as_held(name: str, unsharded: Tensor) -> Tensor:
     """Returns a whole tensor with its rows in the order in which the ranks hold them."""
-    segments = _SEGMENTS.get(name)
-    return unsharded if segments is None else torch.cat([unsharded[rows] for rows in segments])
+    if name not in _SEGMENTS:
+        return unsharded
+    dim, segments = _SEGMENTS[name]
+    return torch.cat([unsharded[_along(unsharded, dim, rows)] for rows in segments], dim)
 
 
 def as_named(name: str, sharded: Tensor) -> Tensor:
@@ -58,21 +64,30 @@ def as_named(name: str, sharded: Tensor) -> Tensor:
     if name not in _SEGMENTS:
         return sharded
     unsharded = torch.empty_like(sharded)
-    for own_rows, rows in rows_of_part(name, slice(0, len(sharded))):
-        unsharded[rows] = sharded[own_rows]
+    for own_run, run in runs_of_part(name, tuple(slice(0, size) for size in sharded.shape)):
+        unsharded[run] = sharded[own_run]
     return unsharded
 
 
-def rows_of_part(name: str, part: slice) -> Iterator[Rows]:
-    """Yields where runs of a rank's rows lie in the whole tensor; `part` are the rank's rows as they are held."""
-    if name not in _SEGMENTS:
-        yield slice(0, part.stop - part.start), part
+def runs_of_part(name: str, part: Part) -> Iterator[Run]:
+    """Yields where runs of a rank's rows lie in the whole tensor; `part` is the rank's part as it is held."""
+    own_part = tuple(slice(0, interval.stop - interval.start) for interval in part)
+    if name not in _SEGMENTS or not part:
+        yield own_part, part
         return
+    dim, segments = _SEGMENTS[name]
+    before, held, after = part[:dim], part[dim], part[dim + 1 :]
     first = 0
-    for rows in _SEGMENTS[name]:
+    for rows in segments:
         size = rows.stop - rows.start
-        begins, ends = max(part.start, first), min(part.stop, first + size)
+        begins, ends = max(held.start, first), min(held.stop, first + size)
         if begins < ends:
             start = rows.start + begins - first
-            yield slice(begins - part.start, ends - part.start), slice(start, start + ends - begins)
+            own_rows, rows_there = slice(begins - held.start, ends - held.start), slice(start, start + ends - begins)
+            yield (*own_part[:dim], own_rows, *own_part[dim + 1 :]), (*before, rows_there, *after)
         first += size
+
+
+def _along(tensor: Tensor, dim: int, rows: slice) -> Part:
+    """Returns the place of rows along a dim."""
+    return tuple(rows if number == dim else slice(0, size) for number, size in enumerate(tensor.shape))

@@ -1,13 +1,21 @@
-"""The expert axis: sends each token's rows to the ranks that hold the experts chosen for it, and their results back.
+"""Experts that ranks share: whole ones over the expert axis, and parts of each over the tensor axis.
+
+The expert axis sends each token's rows to the ranks that hold the experts chosen for it, and their results back.
 
 Model (Lepikhin et al. 2020, arXiv:2006.16668): ranks of the axis hold equal, contiguous parts of each layer's experts.
 A rank sorts its rows by expert and tells each rank how many rows come for each of its experts (one all-to-all of
 counts). One all-to-all brings the rows, the experts work on all rows that arrived, and a second all-to-all takes the
 results back. The backward pass sends gradients the opposite ways. No row is dropped and none is padded.
 
+Over the tensor axis each rank has a part of every expert's width inside (Megatron's expert tensor parallelism), and all
+tokens; so all route alike. It multiplies its part and weighs the partial results, which are then summed, once for each
+token. In the backward pass the gradients of the tokens and of the weights are partial, and are summed. Where the ranks
+have pieces of the sequence, these are gathered before, and the sum is scattered. With both axes the all-to-alls carry
+partial results.
+
 Contract: all ranks of the group call `dispatch` equally often, in the same order, also a rank without rows. The result
 has the order of the rows. `apply` takes a model on the meta device, before `fully_shard`, and cuts the experts'
-parameters to DTensors, of which each rank has a part along the first dim. Names stay.
+parameters to DTensors, of which each rank has a part along the first dim, or along the width inside. Names stay.
 
 Limits: the host waits for the counts, because torch needs the sizes of the rows' all-to-alls.
 """
@@ -15,7 +23,7 @@ Limits: the host waits for the counts, because torch needs the sizes of the rows
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +31,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram
+from dslc.compiler.ir.tensor_styles import CUT_OF_EXPERTS, EXPERT_STYLES, TensorStyle
 from dslc.compiler.trace.private_torch import fully_shard_over, own_parameters
+from dslc.runtime.model.experts.expert_modules import MixtureOfExperts, WidthExchange, cast_for_product
 from dslc.runtime.parallel.mesh import EXPERT, Mesh, mesh_of
 
 if TYPE_CHECKING:
@@ -33,28 +43,43 @@ Experts = Callable[[Tensor, Tensor], Tensor]  # rows sorted by expert, and the r
 
 
 def apply(job: JobProgram, model: nn.Module) -> None:
-    """Cuts the experts of the layers of `job.experts`, in place, and lets rows travel to the ranks that hold them."""
-    if job.experts is None:
-        return
-    mesh = mesh_of(job)
-    assert mesh.root is not None
-    group, axis = mesh.root.get_group(EXPERT), mesh.root[EXPERT]
-    mixtures = {name.rpartition(".")[0]: name.rpartition(".")[2] for name, _ in job.experts.layers}
-    for name, module in model.named_modules():
-        if name in mixtures:  # of a pipeline, a stage has some of them
-            experts: Any = module.get_submodule(mixtures[name])
-            module.dispatch = functools.partial(dispatch, group=group)
-            _cut(experts, axis)
-            experts.forward = functools.partial(_with_local_parameters, experts, experts.forward)
+    """Cuts the experts of `job.experts` and of the tensor axis, in place, and lets rows travel to the ranks that hold
+    them.
+    """
+    shared = {name.rpartition(".")[0] for name, _ in job.experts.layers} if job.experts is not None else set()
+    styles = job.tensor.styles if job.tensor is not None else ()
+    cut_inside = {name: style for name, style in styles if style in EXPERT_STYLES}
+    mixtures = [
+        (name, module)
+        for name, module in model.named_modules()  # of a pipeline, a stage has some of them
+        if name in shared or name in cut_inside
+    ]
+    for name, module in mixtures:
+        assert isinstance(module, MixtureOfExperts)
+        mesh, axes = mesh_of(job).root, list[str]()
+        assert mesh is not None
+        if name in shared:
+            axes.append(EXPERT)
+            module.dispatch = functools.partial(dispatch, group=mesh.get_group(EXPERT))
+        if name in cut_inside:
+            axes.append("tensor")
+            of_pieces = cut_inside[name] is TensorStyle.EXPERTS_OF_PIECES
+            module.exchange = (PieceExchange if of_pieces else SumExchange)(mesh.get_group("tensor"))
+        experts: Any = module.experts
+        _cut(experts, mesh[tuple(axes)], axes)
+        experts.forward = functools.partial(_with_local_parameters, experts, experts.forward)
 
 
-def _cut(experts: nn.Module, axis: DeviceMesh) -> None:
+def _cut(experts: nn.Module, mesh: DeviceMesh, axes: Sequence[str]) -> None:
     """Replaces the parameters, which have no numbers yet, by DTensors of which this rank has a part."""
     from torch.distributed.tensor import DTensor, Shard
 
     for name, parameter in list(experts.named_parameters(recurse=False)):
-        held = parameter.detach().chunk(axis.size(), 0)[0].clone()
-        cut = DTensor.from_local(held, axis, [Shard(0)], run_check=False)
+        dims = [0 if axis == EXPERT else CUT_OF_EXPERTS[name] for axis in axes]
+        held = parameter.detach()
+        for axis, dim in zip(axes, dims, strict=True):
+            held = held.chunk(mesh[axis].size(), dim)[0]
+        cut = DTensor.from_local(held.clone(), mesh, [Shard(dim) for dim in dims], run_check=False)
         experts.register_parameter(name, nn.Parameter(cut, requires_grad=parameter.requires_grad))
 
 
@@ -73,7 +98,11 @@ def placement(axes: Mesh, replicas: int) -> Callable[[Tensor], Any]:
     """Returns the function by which `fully_shard` takes the mesh of a parameter: for experts, the ranks that hold the
     same ones.
     """
-    return fully_shard_over(axes.sharded_experts(replicas), lambda parameter: hasattr(parameter, "placements"))
+    return fully_shard_over(axes.sharded_experts(replicas), _is_shared)
+
+
+def _is_shared(parameter: Any) -> bool:
+    return hasattr(parameter, "placements") and EXPERT in parameter.device_mesh.mesh_dim_names
 
 
 def dispatch(experts: Experts, rows: Tensor, counts: Tensor, *, group: dist.ProcessGroup) -> Tensor:
@@ -121,3 +150,140 @@ def _send(rows: Tensor, sent: list[int], arriving: list[int], group: dist.Proces
     arrived = rows.new_empty((sum(arriving), *rows.shape[1:]))
     dist.all_to_all_single(arrived, rows.contiguous(), arriving, sent, group=group)
     return arrived
+
+
+# --------------------------------------------------------------------------------------------------- the tensor axis
+
+
+class SumExchange(WidthExchange):
+    """Ranks of a tensor axis that all have the whole tokens, and get the whole output."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def tokens_of_experts(self, tokens: Tensor) -> Tensor:
+        """Returns the tokens, whose gradient from the experts is summed over the ranks."""
+        return _sum_gradient(tokens, self._group)
+
+    def weights(self, weights: Tensor) -> Tensor:
+        """Returns the weights, whose gradient is summed; then the router's is the same on all ranks."""
+        return _sum_gradient(weights, self._group)
+
+    def sum_results(self, results: Tensor) -> Tensor:
+        """Returns the sum over the ranks."""
+        summed: Tensor = _Sum.apply(results, self._group)  # type: ignore[no-untyped-call]
+        return summed
+
+
+class PieceExchange(SumExchange):
+    """Ranks of a tensor axis that have pieces of the sequence, and get pieces of the output."""
+
+    def gather_tokens(self, x: Tensor) -> Tensor:
+        """Returns the pieces of all ranks; the gradient is summed and scattered."""
+        tokens: Tensor = _GatherPieces.apply(cast_for_product(x), self._group)  # type: ignore[no-untyped-call]
+        return tokens
+
+    def tokens_of_router(self, tokens: Tensor) -> Tensor:
+        """Returns the tokens. Each rank has the router's whole gradient, and these are summed: of each, a share."""
+        shared: Tensor = _ShareGradient.apply(tokens, self._group.size())  # type: ignore[no-untyped-call]
+        return shared
+
+    def tokens_of_experts(self, tokens: Tensor) -> Tensor:
+        """Returns the tokens, whose gradient `gather_tokens` sums."""
+        return tokens
+
+    def sum_results(self, results: Tensor) -> Tensor:
+        """Returns this rank's piece of the sum."""
+        piece: Tensor = _SumOfPieces.apply(results, self._group)  # type: ignore[no-untyped-call]
+        return piece
+
+
+_SEQUENCE = 1  # the dim of positions
+
+
+def _sum_gradient(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    unchanged: Tensor = _SumGradient.apply(x, group)  # type: ignore[no-untyped-call]
+    return unchanged
+
+
+def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    summed = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(summed, group=group)
+    return summed
+
+
+class _SumGradient(torch.autograd.Function):
+    """Passes a tensor on; its gradient is the sum over the ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _summed(gradients[0], ctx.group), None
+
+
+class _Sum(torch.autograd.Function):
+    """Sums over the ranks; each passes the gradient, which is the same on all, on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        return _summed(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+class _SumOfPieces(torch.autograd.Function):
+    """Sums over the ranks, and returns this rank's piece of the sequence; the gradients of all pieces are gathered."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _piece_of_sum(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _gathered(gradients[0], ctx.group), None
+
+
+class _GatherPieces(torch.autograd.Function):
+    """Gathers the pieces of the sequence of all ranks; the gradient is summed, and a rank gets that of its piece."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _gathered(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return _piece_of_sum(gradients[0], ctx.group), None
+
+
+def _gathered(piece: Tensor, group: dist.ProcessGroup) -> Tensor:
+    gathered = piece.new_empty((group.size() * piece.shape[0], *piece.shape[1:]))
+    dist.all_gather_single(gathered, piece.contiguous(), group=group)
+    return torch.cat(gathered.chunk(group.size()), _SEQUENCE)
+
+
+def _piece_of_sum(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    pieces = torch.cat(x.chunk(group.size(), _SEQUENCE))
+    piece = torch.empty_like(pieces[: x.shape[0]])
+    dist.reduce_scatter_single(piece, pieces, group=group)
+    return piece
+
+
+class _ShareGradient(torch.autograd.Function):
+    """Passes a tensor on; its gradient is divided by the ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: int) -> Tensor:
+        ctx.ranks = ranks
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0] / ctx.ranks, None

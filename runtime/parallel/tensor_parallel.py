@@ -15,6 +15,7 @@ or, between a column and a row, a share of the features. Each style by the input
     sequence                        a piece: a piece, with the same parameters on every rank (norms)
     split                           the whole; it gets a piece
     gather                          a piece; it passes the whole on
+    experts, experts_of_pieces      the whole, or a piece: the same; each expert is cut (expert_parallel.py)
 
 A column in parts holds its rows in an order of its own (model/row_order.py). So a rank's share of them, and of the
 features, has a piece of every part.
@@ -36,7 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram, TensorParallelStep
-from dslc.compiler.ir.tensor_styles import TensorStyle
+from dslc.compiler.ir.tensor_styles import EXPERT_STYLES, TensorStyle
 from dslc.compiler.placement.axes import AXES
 from dslc.compiler.trace.private_torch import is_on_its_way, own_parameters
 from dslc.compiler.trace.structures import Structure
@@ -73,7 +74,7 @@ def apply(job: JobProgram, model: nn.Module) -> None:
     for name, style in job.tensor.styles:
         if style is TensorStyle.SUMMED:
             _sum_gradients(model.get_submodule(name), axis)
-        else:
+        elif style not in EXPERT_STYLES:  # expert_parallel.py
             if name == job.loss.head:
                 style = _GIVES_WHOLE.get(style, style)
             parallelize_module(model.get_submodule(name), axis, _style(style), src_data_rank=None)
@@ -121,8 +122,8 @@ def _style(style: TensorStyle) -> ParallelStyle:
             return t.PrepareModuleInput(input_layouts=whole, desired_input_layouts=piece, use_local_output=True)
         case TensorStyle.GATHER:
             return t.PrepareModuleOutput(output_layouts=piece, desired_output_layouts=whole)
-        case TensorStyle.SUMMED:
-            raise AssertionError("torch has no such style: `_sum_gradients` carries it out")
+        case TensorStyle.SUMMED | TensorStyle.EXPERTS | TensorStyle.EXPERTS_OF_PIECES:
+            raise AssertionError("torch has no such style: `_sum_gradients` or expert_parallel.py carries it out")
         case _:
             assert_never(style)
 

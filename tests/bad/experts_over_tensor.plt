@@ -11,10 +11,10 @@ model {
     heads   = 4,
     context = 16,
     vocab   = 256,
-    experts = moe(experts = 4, top_k = 2, hidden = 24),
+    experts = moe(experts = 4, top_k = 2, hidden = 24), #! E0230
   )
 }
 
 parallelism {
-  tensor = 2  #! E0416
+  tensor = 2
 }

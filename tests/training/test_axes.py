@@ -76,7 +76,7 @@ EXPERTS = GPT.replace(
     "gpt(layers = 2, width = 32, heads = 4, context = 16, vocab = 256, tie = TIE)",
     """llama(
     layers = 2, width = 32, heads = 4, kv_heads = 2, hidden = 48, context = 16, vocab = 256, dense_layers = 1,
-    experts = moe(experts = 6, top_k = 2, hidden = 24, shared = 1, score = sigmoid, scale = 2.5, balance = bias(0.01)),
+    experts = moe(experts = 6, top_k = 2, hidden = 32, shared = 1, score = sigmoid, scale = 2.5, balance = bias(0.01)),
   )""",
 )
 # The same by hand: the norms, attention and gated network of a list, whose last layer is tied.
@@ -189,12 +189,18 @@ JOBS: list[Choice] = [
     {"ranks": "4", "pipeline": "2", "tensor": "2", "network": "llama", "microbatches": "2"},
     {"ranks": "4", "tensor": "2", "zero": "3", "network": "llamas"},
     {"ranks": "4", "context": "2", "zero": "3", "network": "experts", "microbatches": "2", "recompute": "full"},
+    {"ranks": "4", "tensor": "2", "zero": "3", "network": "experts", "microbatches": "2"},
 ]
 MORE: list[Choice] = [
     {"ranks": "2", "network": "experts", "zero": "1", "recompute": "selective"},
     {"ranks": "4", "network": "experts", "zero": "2", "precision": "bf16", "microbatches": "2"},
     {"ranks": "4", "pipeline": "2", "network": "experts", "microbatches": "4", "schedule": "zero_bubble"},
     {"ranks": "2", "network": "experts", "optimizer": ADAMW},
+    {"ranks": "2", "tensor": "2", "network": "experts", "recompute": "full", "freeze": '["*.gate.*", "*norm*"]'},
+    {"ranks": "4", "tensor": "2", "network": "experts", "zero": "2", "sequence": "false", "recompute": "selective"},
+    {"ranks": "4", "tensor": "4", "network": "experts", "precision": "bf16(level = O2)", "microbatches": "2"},
+    {"ranks": "4", "tensor": "2", "context": "2", "network": "experts", "precision": "bf16"},
+    {"ranks": "4", "pipeline": "2", "tensor": "2", "network": "experts", "microbatches": "4", "schedule": "zbv"},
     {"ranks": "2", "network": "experts", "precision": "fp16(level = O2)", "zero": "3"},
     {"ranks": "4", "pipeline": "2", "tensor": "2", "microbatches": "2", "schedule": "zero_bubble"}
     | {"clip": "value(0.001)"},

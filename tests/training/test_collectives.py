@@ -211,9 +211,15 @@ JOBS: list[dict[str, str]] = [
     {"gradients": "fp16()", "pipeline": "2", "ranks": "4", "zero": "3", "network": "tied", "clip": "1.0"},
     {"gradients": "local_sgd(period = 1)", "network": "unused", "microbatches": "2"},
     {"network": "experts", "context": "2", "ranks": "4", "zero": "3", "microbatches": "2", "recompute": "full"},
+    {"network": "experts", "tensor": "2", "ranks": "4", "microbatches": "2", "recompute": "full"},
 ]
 MORE: list[dict[str, str]] = [
     {"network": "experts", "pipeline": "2", "ranks": "4", "clip": "1.0"},
+    {"network": "experts", "tensor": "2", "sequence": "false", "precision": "bf16", "freeze": '["*.experts.*"]'},
+    {"network": "experts", "tensor": "2", "recompute": "full", "freeze": '["embedding*", "layers.0.*", "*.gate.*"]'},
+    {"network": "experts", "tensor": "2", "sequence": "false", "precision": "bf16(level = O2)", "clip": "1.0"},
+    {"network": "experts", "tensor": "2", "context": "2", "ranks": "4", "recompute": "selective"},
+    {"network": "experts", "tensor": "2", "pipeline": "2", "ranks": "4", "schedule": "gpipe", "recompute": "full"},
     {"gradients": "decentralized(peers = shift_one)", "network": "wide"},
     {"gradients": "fp16()", "zero": "2", "ranks": "4", "microbatches": "2", "clip": "1.0"},
     {"gradients": "bf16()", "zero": "3", "ranks": "4", "replicas": "2", "microbatches": "2", "clip": "1.0"},

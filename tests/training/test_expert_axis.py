@@ -1,5 +1,5 @@
 """The expert axis trains as one process does, under every `zero`, beside a pipeline, and with any routing; its
-exchanges are those of the plan; and a checkpoint resumes on other ranks.
+exchanges are those of the plan; and a checkpoint resumes on other ranks. So does a tensor axis, which cuts each expert.
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ PLANS: dict[str, tuple[str, ...]] = {
     "zero 3": (*FOUR, "parallelism.zero=3", "memory.recompute=full"),
     "two ranks": (*TWO, "parallelism.zero=3", "memory.recompute=selective"),
     "pipeline": (*FOUR, "parallelism.pipeline=2", "parallelism.microbatches=2", "parallelism.zero=2"),
+    "tensor": (*FOUR, "parallelism.tensor=2"),
+    "tensor, zero 3": (*FOUR, "parallelism.tensor=2", "parallelism.zero=3", "memory.recompute=full"),
 }
+EIGHT = ("devices.cpus=8", "parallelism.expert=2", "parallelism.tensor=2")
+BALANCED = f"{EXPERTS}(experts = 4, top_k = 2, hidden = 16, shared = 1, score = sigmoid, balance = bias(0.01))"
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +73,24 @@ def test_the_axis_trains_as_one_process_does(launcher: Launcher, job: Path, name
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("zero", ["parallelism.zero=3", "parallelism.zero=2 parallelism.replicas=2"])
+def test_eight_ranks_train_as_one_process_does(launcher: Launcher, job: Path, zero: str) -> None:
+    agree(one_process(launcher, job), train_job(launcher, job, *EIGHT, *zero.split()))
+
+
+def test_ranks_that_have_the_same_tokens_count_them_once(launcher: Launcher, job: Path) -> None:
+    """Biases of experts follow the tokens of the global batch, and loads are those of one process."""
+    one = one_process(launcher, job, BALANCED)
+    found = train_job(launcher, job, "devices.cpus=2", "parallelism.tensor=2", BALANCED)
+    agree(one, found)
+    for key, record in one.records.items():
+        assert {name: found.records[key][name] for name in record if name.startswith("load")} == {
+            name: value for name, value in record.items() if name.startswith("load")
+        }
+    assert any(name.startswith("load.") for name in one.records["train", 1])
+
+
+@pytest.mark.slow
 def test_all_tokens_on_one_expert(launcher: Launcher, job: Path) -> None:
     """Routers that do not train begin with equal scores, and the first experts win: rank 1 of the axis gets no row."""
     settings = ("model.network.init_std=0.0", f"{EXPERTS}(experts = 4, top_k = 1, hidden = 16)")
@@ -79,6 +101,12 @@ def test_an_even_routing_exchanges_what_is_planned(launcher: Launcher, job: Path
     """Each token goes to all experts."""
     even = f"{EXPERTS}(experts = 4, top_k = 4, hidden = 16)"
     exchanges_as_planned(launcher, tmp_path, job, *FOUR, even, "parallelism.zero=3", "memory.recompute=full")
+
+
+@pytest.mark.slow
+def test_parts_of_experts_exchange_what_is_planned(launcher: Launcher, job: Path, tmp_path: Path) -> None:
+    even = f"{EXPERTS}(experts = 4, top_k = 4, hidden = 16)"
+    exchanges_as_planned(launcher, tmp_path, job, *FOUR, "parallelism.tensor=2", even, "memory.recompute=full")
 
 
 @pytest.mark.slow
@@ -93,10 +121,19 @@ def test_any_routing_exchanges_as_much_in_all(launcher: Launcher, job: Path, tmp
 
 @pytest.mark.slow
 def test_a_checkpoint_resumes_on_other_ranks(launcher: Launcher, job: Path, tmp_path: Path) -> None:
-    """From two experts a rank on four, under `zero = 3`, to one process, to one expert each, under `zero = 1`."""
+    """From two experts a rank on four, under `zero = 3`, to one process, to one expert each, under `zero = 1`, to
+    halves of two experts, and to one process again.
+    """
     adamw = "train.optimizer=adamw(lr = 1e-3)"
     last = ("devices.cpus=4", "parallelism.expert=4")
-    parts = ((2, (*FOUR, adamw, "parallelism.zero=3")), (4, (adamw,)), (6, (*last, adamw, "parallelism.zero=1")))
+    halves = (*FOUR, adamw, "parallelism.tensor=2", "parallelism.zero=2")
+    parts = (
+        (1, (*FOUR, adamw, "parallelism.zero=3")),
+        (2, (adamw,)),
+        (3, (*last, adamw, "parallelism.zero=1")),
+        (5, halves),
+        (6, (adamw,)),
+    )
     resumed = train_in_parts(launcher, tmp_path, job, *parts)
     expected = one_process(launcher, job, adamw)
     np.testing.assert_allclose(resumed.losses(), expected.losses(), atol=1e-5)

@@ -14,7 +14,7 @@ from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.draws import draws_by_sample
 from dslc.compiler.placement.layout import Layout
-from dslc.compiler.placement.tensor_plan import TensorPlan, needs_whole
+from dslc.compiler.placement.tensor_plan import EXPERT_WIDTH, TensorPlan, needs_whole
 from dslc.compiler.rules.model.experts import mixtures
 from dslc.compiler.rules.parallelism.tensor_plan import check_styles, report_scores, report_uneven
 from dslc.dsl.diagnostics import Diagnostic, Note, division
@@ -64,6 +64,9 @@ def check_tensor(
     for module, name, value in plan.uneven:
         layer = model.layer_of(module)
         where = (layer.span if layer else None) or job.model.value_span("network")
+        if name == "experts":
+            yield from _report_experts(job, value, ranks, where)
+            continue
         # Without heads to share, only attention's own rules find fault with its widths.
         if (where, value) not in seen and name not in ("heads", "kv_heads", "width"):
             seen.add((where, value))
@@ -117,12 +120,29 @@ def _report_features(
         yield from report_uneven(name, value, ranks, where, job, at_least=at_least)
 
 
+def _report_experts(job: JobSpec, hidden: int, ranks: int, where: Span | None) -> Iterator[Diagnostic]:
+    """Reports E0230 for a width inside the experts, of which a rank's share is too narrow for a grouped product."""
+    mixture = next((each for each in mixtures(job) if each.hidden == hidden), None)
+    step = EXPERT_WIDTH * ranks
+    near = [n for n in (hidden // step * step, -(-hidden // step) * step) if n]
+    edits = [remedy(set_argument(mixture.span if mixture is not None else None, "hidden", n)) for n in near]
+    yield Diagnostic(
+        "E0230",
+        f"a grouped product needs widths that are multiples of {EXPERT_WIDTH}, and a tensor-parallel rank has "
+        f"1/{ranks} of `hidden`, which is {hidden}",
+        mixture.value_span("hidden") if mixture is not None else where,
+        label=division(hidden, step),
+        notes=(Note("`parallelism.tensor` is set here", job.parallelism.value_span("tensor")),),
+        help=remedy(join_remedies(" or ", edits)),
+    )
+
+
 def _check_known(job: JobSpec, model: ModelGraph, plan: TensorPlan) -> Iterator[Diagnostic]:
     """Checks that all layers can stand beside cut ones, and that something is cut at all."""
     span = job.parallelism.value_span("tensor")
     data_axis = remove_field("parallelism.tensor", "use the data axis")
     advice = remedy(
-        "attention, gated networks, blocks of both, `gpt`, `llama` and `vit` do; ", data_axis, " for others"
+        "attention, gated networks, experts, blocks of these, `gpt`, `llama` and `vit` do; ", data_axis, " for others"
     )
     if not plan.styles:
         yield Diagnostic(
@@ -131,16 +151,6 @@ def _check_known(job: JobSpec, model: ModelGraph, plan: TensorPlan) -> Iterator[
             span,
             notes=(Note("the network", job.model.value_span("network")),),
             help=advice,
-        )
-        return
-    mixture = next(mixtures(job), None)
-    if mixture is not None and plan.unknown:
-        yield Diagnostic(
-            "E0416",
-            "dslc cannot split experts over the tensor axis",
-            span,
-            notes=(Note("the experts", mixture.span),),
-            help=remedy(remove_field("parallelism.tensor", "use the data axis"), ", or the context axis"),
         )
         return
     for name in plan.unknown[:1]:

@@ -96,10 +96,6 @@ def _excluded(job: JobSpec, layout: Layout) -> Iterator[tuple[str, Span | None, 
         out = remove_field("parallelism.context")
         reason = "a context axis: copies of experts would not be neighbours"
         yield reason, parallelism.value_span("context"), remedy(out, ", or `expert`")
-    if layout.sizes["tensor"] > 1:
-        out = remove_field("parallelism.tensor")
-        reason = "a tensor axis, which cuts the same matrices"
-        yield reason, parallelism.value_span("tensor"), remedy(out, ", or `expert`")
     if not isinstance(parallelism.gradients, Allreduce):
         exact = set_field("parallelism.gradients", "allreduce()", "`allreduce()`")
         reason = f"`{parallelism.gradients.word}`: other ranks sum the gradients of experts"

@@ -90,48 +90,78 @@ def dispatch_locally(experts: Experts, rows: Tensor, counts: Tensor) -> Tensor:
     return result
 
 
+class WidthExchange:
+    """What ranks exchange that have a part of each expert's width inside: nothing, where a rank has all of it."""
+
+    def gather_tokens(self, x: Tensor) -> Tensor:
+        """Returns all tokens of the input."""
+        return x
+
+    def tokens_of_router(self, tokens: Tensor) -> Tensor:
+        """Returns gathered tokens for the router."""
+        return tokens
+
+    def tokens_of_experts(self, tokens: Tensor) -> Tensor:
+        """Returns gathered tokens for the experts."""
+        return tokens
+
+    def weights(self, weights: Tensor) -> Tensor:
+        """Returns the weights of the experts' results."""
+        return weights
+
+    def sum_results(self, results: Tensor) -> Tensor:
+        """Returns the output, from the weighted results for all tokens."""
+        return results
+
+
 class MixtureOfExperts(nn.Module):
     """A router and its experts over the last dim, with a gated network that sees every token if there is one.
 
     Parts: `gate`, `experts`, and `shared_experts` if there are any. `dispatch` may be replaced, for example by a
     function that sends rows to the ranks that hold their experts; it takes the experts, rows sorted by expert and the
-    rows of each of all experts, and returns a result for each row in the same order.
+    rows of each of all experts, and returns a result for each row in the same order. So may `exchange`, for experts of
+    which ranks have a part of the width inside.
     """
 
     gate: Router
     experts: Experts
     shared_experts: nn.Module | None
     dispatch: Dispatch
+    exchange: WidthExchange
 
     def __init__(self) -> None:
         super().__init__()
         self.dispatch = dispatch_locally
+        self.exchange = WidthExchange()
         for part in ("gate", "experts", "shared_experts"):
             self.register_module(part, None)  # fixes their order, and so that of the parameters
 
     def forward(self, x: Tensor) -> Tensor:
-        tokens = x.flatten(0, -2)
-        chosen, weights = self.gate(tokens)
+        tokens = self.exchange.gather_tokens(x)
+        chosen, weights = self.gate(self.exchange.tokens_of_router(tokens).flatten(0, -2))
+        weights = self.exchange.weights(weights)
         pairs = chosen.flatten()
         counts = torch.zeros_like(self.gate.load).scatter_add_(0, pairs, torch.ones_like(pairs))
         if self.training and torch.is_grad_enabled():
             self.gate.load.add_(counts)
         order = pairs.argsort(stable=True)
         places = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
-        rows = _SortRows.apply(_cast(tokens), order, places, weights.shape[1])  # type: ignore[no-untyped-call]
+        rows = self.exchange.tokens_of_experts(cast_for_product(tokens)).flatten(0, -2)
+        rows = _SortRows.apply(rows, order, places, weights.shape[1])  # type: ignore[no-untyped-call]
         results = self.dispatch(self.experts, rows, counts)
         results = _RestoreRows.apply(results, order, places)  # type: ignore[no-untyped-call]
         results = results.unflatten(0, weights.shape)
-        out: Tensor = torch.bmm(weights.to(results.dtype).unsqueeze(1), results).view(*x.shape)
+        out = torch.bmm(weights.to(results.dtype).unsqueeze(1), results).view(*tokens.shape)
+        out = self.exchange.sum_results(out)
         return out if self.shared_experts is None else out + self.shared_experts(x)
 
 
 def _grouped_product(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """Returns each row times the transposed matrix of its expert."""
-    return F.grouped_mm(_cast(rows), _cast(weight).transpose(-2, -1), offs=ends)
+    return F.grouped_mm(cast_for_product(rows), cast_for_product(weight).transpose(-2, -1), offs=ends)
 
 
-def _cast(x: Tensor) -> Tensor:
+def cast_for_product(x: Tensor) -> Tensor:
     """Returns `x` as autocast passes it to a product; autocast does not know grouped products."""
     device = x.device.type
     has_autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
