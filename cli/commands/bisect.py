@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import math
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -23,7 +24,8 @@ from dslc.dsl.words import plural
 from dslc.jobs.check_job import show
 from dslc.jobs.plan_file_input import is_plan_file, prepare_plan
 from dslc.jobs.prepare_run import Ready, prepare
-from dslc.jobs.revision import is_revision, load_revision
+from dslc.jobs.revision import is_revision, load_revision, repository_top
+from dslc.jobs.revision_imports import ExportedRevision
 from dslc.runtime.checkpoint.files import is_checkpoint
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, TRAINING_FAILED, CommandFailedError
 from dslc.terminal.tables import console
@@ -52,11 +54,12 @@ from dslc.verification.recordings import (
     write_recording,
 )
 from dslc.verification.replay_window import ReplayWindow, window_from, window_of_runs
-from dslc.verification.rounding_bounds import measure_bounds
+from dslc.verification.rounding_bounds import measure_bounds, typical_rounding
 from dslc.verification.variants import observed, one_process
 
 SAME, DIFFERENT = GOOD, JOB_AT_FAULT
 _ORDERS = 2  # other orders of a batch's samples
+_DOUBTFUL = 100.0  # times the rounding: more is no matter of how rounding is measured
 _ONE_PROCESS = "one process"
 _Bounds = Mapping[TensorKey, float]
 
@@ -71,6 +74,11 @@ class BisectedSide:
     is_single: bool = False  # the first one's job in one process
     recording: TensorRecording | None = None
     bounds: Mapping[TensorKey, float] | None = None
+    revision: ExportedRevision | None = None  # has the modules that it imports
+
+    def imports(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context in which this side's modules are imported."""
+        return self.revision.imports() if self.revision is not None else contextlib.nullcontext()
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -156,19 +164,30 @@ def open_side(name: str, settings: Sequence[str], exports: str) -> BisectedSide:
     import dslc.runtime.launch  # noqa: F401 - or each child that looks at a user's function would load torch
 
     path = os.path.join(name, "job.plt") if os.path.isdir(name) else name
-    report = Report()
+    report, revision = Report(), None
     if is_plan_file(path):
         ready = prepare_plan(path, settings, report)
+    elif is_revision(path):
+        ready, revision = _prepare_revision(path, settings, report, tempfile.mkdtemp(dir=exports))
     else:
-        if is_revision(path):
-            loaded = load_revision(path, settings, report, tempfile.mkdtemp(dir=exports))
-        else:
-            loaded = load(path, settings)
+        loaded = load(path, settings)
         ready = prepare(_observed(loaded), report) if loaded is not None else None
     show(report if ready is not None else report.errors)
     if ready is None:
         raise CommandFailedError(status=JOB_AT_FAULT)
-    return BisectedSide(name=shown, ready=ready, by_nature=tuple(expected_differences(report)))
+    return BisectedSide(name=shown, ready=ready, by_nature=tuple(expected_differences(report)), revision=revision)
+
+
+def _prepare_revision(
+    path: str, settings: Sequence[str], report: Report, folder: str
+) -> tuple[Ready | None, ExportedRevision | None]:
+    """Returns the job of `REV:path`, prepared with the revision's modules, which are written to `folder`."""
+    loaded = load_revision(path, settings, report, folder)
+    if loaded is None:
+        return None, None
+    revision = ExportedRevision(top=repository_top(), folder=folder)
+    with revision.imports():
+        return prepare(_observed(loaded), report), revision
 
 
 def _observed(loaded: LoadResult) -> LoadResult:
@@ -182,7 +201,8 @@ def single_process(side: BisectedSide) -> Ready:
     job = side.ready.loaded.job
     assert job is not None
     report = Report()
-    single = prepare(replace(side.ready.loaded, report=Report(), job=one_process(job)), report)
+    with side.imports():
+        single = prepare(replace(side.ready.loaded, report=Report(), job=one_process(job)), report)
     if single is None:
         show(report.errors)
         _refuse(
@@ -209,8 +229,13 @@ class MeasuredRounding:
 
     reference: TensorRecording
     plain: TensorRecording
-    bounds: Mapping[TensorKey, float]
+    orders: Sequence[TensorRecording]  # with other orders of samples
     notes: Sequence[str] = ()  # trainings that failed, and what follows
+
+    @functools.cached_property
+    def bounds(self) -> Mapping[TensorKey, float]:
+        """The rounding of each tensor."""
+        return measure_bounds(self.reference, [self.plain, *self.orders])
 
 
 class Trainings:
@@ -248,8 +273,7 @@ class Trainings:
             program = replace(single.program, precision=PrecisionStep())
             wide = self._train(replace(single, program=program), precision, mode, quiet=True)
         is_structured = single.program.data.structured  # its samples have no other order
-        numbers = range(1, 1 + (0 if is_structured else _ORDERS))
-        tried = [self._train(single, f"order {n}", replace(mode, reorder=n), quiet=True) for n in numbers]
+        tried = [] if is_structured else self._train_modes(single, first_modes(self._window.first))
         orders = [each for each in tried if each is not None]
         if wide is None and not orders:
             why = "batches are structures, whose samples have no other order"
@@ -260,9 +284,15 @@ class Trainings:
                 f"let the network be trained in {precision}: without `.to` and constants of another precision",
             )
         notes = failure_notes(precision if wide is None else "", len(tried) - len(orders), len(tried))
-        reference = wide or plain
-        bounds = measure_bounds(reference, [plain, *orders])
-        return MeasuredRounding(reference=reference, plain=plain, bounds=bounds, notes=notes)
+        return MeasuredRounding(reference=wide or plain, plain=plain, orders=orders, notes=notes)
+
+    def measure_more(self, single: Ready, rounding: MeasuredRounding) -> MeasuredRounding:
+        """Returns the rounding as further trainings show it."""
+        modes = further_modes(self._window.first, rounding.bounds, rounding.reference) if rounding.orders else []
+        return replace(rounding, orders=[*rounding.orders, *filter(None, self._train_modes(single, modes))])
+
+    def _train_modes(self, single: Ready, modes: Iterable[ObserveMode]) -> list[TensorRecording | None]:
+        return [self._train(single, f"order {n}", mode, quiet=True) for n, mode in enumerate(modes, start=1)]
 
     def _train(
         self,
@@ -309,8 +339,10 @@ def _record(side: BisectedSide, window: ReplayWindow, path: str) -> int:
     _check_steps(window, side)
     with _keep_folder_on_error() as folder:
         trainings = Trainings(window, folder)
-        rounding = trainings.measure_rounding(single_process(side))
-        recording = trainings.record(side, rounding.plain)
+        single = single_process(side)
+        with side.imports():
+            rounding = trainings.measure_more(single, trainings.measure_rounding(single))
+            recording = trainings.record(side, rounding.plain)
         write_recording(path, recording, rounding.bounds)
     for note in rounding.notes:
         print(plain(f"note: {note}"))
@@ -332,26 +364,71 @@ def _bisect(
     """Trains what is no recording, and compares. A recording has the rounding of its tensors with it."""
     trainings = Trainings(window, folder)
     recorded = next((side.recording for side in (first, second) if side.recording is not None), None)
-    rounding = trainings.measure_rounding(single_process(first)) if recorded is None else None
-    single = recorded or (rounding.plain if rounding is not None else None)
-    assert single is not None
-    recordings: list[TensorRecording] = []
-    for side in (first, second):
-        if side.recording is not None:
-            shown = f"{side.recording.description} ({side.recording.name})"
-            recordings.append(replace(side.recording, name=side.name, description=shown))
-        elif side.is_single and rounding is not None:
-            recordings.append(replace(rounding.plain, name=side.name, description=_ONE_PROCESS))
-        else:
-            recordings.append(trainings.record(side, single))
-    bounds: dict[TensorKey, float] = dict(rounding.bounds) if rounding is not None else {}
-    for measured in (first.bounds, second.bounds):
-        for key, bound in (measured or {}).items():
+    if recorded is not None:
+        one, other = (_recording(trainings, side, recorded) for side in (first, second))
+        bounds = largest_bounds(first.bounds, second.bounds)
+        return one, other, find_difference(one, other, bounds), bounds, ()
+    process = single_process(first)
+    with first.imports():
+        rounding = trainings.measure_rounding(process)
+    one = _recording(trainings, first, rounding.plain)
+    if second.is_single:
+        other = replace(rounding.plain, name=second.name, description=_ONE_PROCESS)
+    else:
+        other = _recording(trainings, second, rounding.plain)
+    result = find_difference(one, other, rounding.bounds, rounding.reference)
+    notes = list(rounding.notes)
+    if is_doubtful(result) and rounding.orders:
+        with first.imports():
+            rounding = trainings.measure_more(process, rounding)
+        notes.append(_second_look(result))
+        result = find_difference(one, other, rounding.bounds, rounding.reference)
+    return one, other, result, rounding.bounds, notes
+
+
+def _recording(trainings: Trainings, side: BisectedSide, single: TensorRecording) -> TensorRecording:
+    """Returns the recording of a side, which is trained if it is none."""
+    if side.recording is not None:
+        shown = f"{side.recording.description} ({side.recording.name})"
+        return replace(side.recording, name=side.name, description=shown)
+    with side.imports():
+        return trainings.record(side, single)
+
+
+def largest_bounds(*measured: _Bounds | None) -> _Bounds:
+    """Returns the largest of several measured roundings of each tensor."""
+    bounds: dict[TensorKey, float] = {}
+    for each in measured:
+        for key, bound in (each or {}).items():
             bounds[key] = max(bound, bounds.get(key, 0.0))
-    reference = rounding.reference if rounding is not None else None
-    notes = rounding.notes if rounding is not None else ()
-    one, other = recordings
-    return one, other, find_difference(one, other, bounds, reference), bounds, notes
+    return bounds
+
+
+def first_modes(step: int) -> list[ObserveMode]:
+    """Returns the trainings with other orders of samples by which rounding is measured; `step` is the first."""
+    return [ObserveMode(tensors=step, reorder=n) for n in range(1, 1 + _ORDERS)]
+
+
+def further_modes(step: int, bounds: _Bounds, reference: TensorRecording) -> list[ObserveMode]:
+    """Returns the trainings of a second look: with further orders, and with gradients that are moved by their rounding.
+    An optimizer that divides by the size of a gradient moves a number whose gradient nearly vanishes far: a few orders
+    of the same sums may all miss it.
+    """
+    share = typical_rounding(bounds, reference)
+    orders = [ObserveMode(tensors=step, reorder=n) for n in range(1 + _ORDERS, 1 + 2 * _ORDERS)]
+    return orders + [replace(mode, nudge=share) for mode in first_modes(step)]
+
+
+def is_doubtful(result: Bisection) -> bool:
+    """True if a second look may explain the tensor that is named."""
+    return result.first is not None and result.first.share <= _DOUBTFUL
+
+
+def _second_look(result: Bisection) -> str:
+    first = result.first
+    assert first is not None
+    measured = f"{first.share:.0f} times what {_ORDERS} other orders of the samples explain"
+    return f"{tensor_text(first.key)} differs in step {first.key.step} by {measured}, so rounding was measured further"
 
 
 # ------------------------------------------------------------------------------------------------------- on the screen

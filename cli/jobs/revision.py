@@ -4,7 +4,7 @@
 is trained needs the code of its revision: `export_revision` writes all files that git tracks to a folder, and links
 what git does not track (data, downloads) to the checkout.
 
-Limits: submodules come from the checkout.
+Limits: submodules come from the checkout. The modules that such a job imports are chosen by `revision_imports`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def load_revision(name: str, settings: Sequence[str], report: Report, export_fol
     """
     revision, _, path = name.partition(":")
     try:
-        top = _git("rev-parse", "--show-toplevel").decode().strip()
+        top = repository_top()
         commit = _git("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}").decode().strip()
         archive = _git("-C", top, "archive", "--format=tar", commit, "--", ":(glob)**/*.plt")
         if export_folder:
@@ -50,6 +50,11 @@ def load_revision(name: str, settings: Sequence[str], report: Report, export_fol
         os.path.realpath(export_folder), os.path.relpath(os.path.realpath(full), os.path.realpath(top))
     )
     return load_kept(texts, place if export_folder else path, settings, os.getcwd(), shown=path)
+
+
+def repository_top() -> str:
+    """Returns the top folder of the repository of the current folder. Raises OSError or CalledProcessError."""
+    return _git("rev-parse", "--show-toplevel").decode().strip()
 
 
 def export_revision(top: str, commit: str, folder: str) -> None:
