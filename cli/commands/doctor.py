@@ -59,7 +59,7 @@ class Program(NamedTuple):
 PROGRAMS = (
     Program(("nvidia-smi",), "`devices.gpus = free(…)`", "", "it comes with the driver of NVIDIA's GPUs"),
     Program(("cc", "gcc", "clang"), "`train.compile` on CPUs", "gcc g++"),
-    Program(("git",), "`dslc diff REVISION:JOB`", "git"),
+    Program(("git",), "`dslc diff` and `dslc bisect` of `REVISION:JOB`", "git"),
     Program(("ssh",), "`launch.with = ssh(…)`", "openssh-client"),
     Program(("mpirun",), "`launch.with = mpi()`", "openmpi-bin"),
     Program(("sbatch",), "`launch.with = slurm(…)` and `dslc submit`", "", "it comes with SLURM, on a cluster's hosts"),
@@ -109,13 +109,16 @@ def examine() -> Iterator[SystemItem]:
 
 def _lines(findings: list[SystemItem]) -> Iterator[str]:
     width = max(len(finding.name) for finding in findings)
-    section = ""
+    section, shown = "", set()
     for finding in findings:
+        version = finding.found or "missing"
+        if (finding.name, version) in shown and not finding.missing:  # a library of several extras
+            continue
+        shown.add((finding.name, version))
         if finding.section != section:
             yield from [""] * bool(section)
             section = finding.section
             yield section
-        version = finding.found or "missing"
         purpose = f", for {finding.purpose}" if finding.purpose else ""
         yield f"  {finding.name:{width}}  {version}{purpose if finding.missing else ''}"
         if finding.remedy:

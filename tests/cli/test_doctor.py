@@ -30,6 +30,8 @@ def test_what_is_here_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
         "programs",
     ]
     assert f"  {sys.version.split()[0]}, {sys.executable}" in text
+    found = [line for line in text.splitlines() if line.startswith("  ") and "missing" not in line]
+    assert len(found) == len(set(found))  # also of a library that several extras need
     assert main(["doctor", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {row["name"] for row in rows} >= {"torch", "CPU", "GPUs", "hypothesis", "git", "kubectl"}
