@@ -178,7 +178,8 @@ class RankTrace:
             yield {**event, "pid": self._process, "tid": self._process + track}
 
     def _about(self, what: str, track: int, **values: object) -> Event:
-        return {"ph": "M", "name": what, "pid": self._process, "tid": self._process + track, "args": values}
+        place = {"pid": self._process, "tid": self._process + track}
+        return {"ph": "M", "cat": "__metadata", "name": what, **place, "args": values}
 
     def _predicted(self) -> Iterator[_Slice]:
         """Yields the predicted step, once for each recorded one."""

@@ -36,6 +36,7 @@ def lanes(folder: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
         events = json.load(file)["traceEvents"]
     names = {(e["pid"], e["tid"], e["name"]): e["args"].get("name") for e in events if e["ph"] == "M"}
     lanes: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    assert all("cat" in event for event in events if event["ph"] == "M")  # strict readers expect it of all events
     for event in events:
         if event["ph"] == "M":
             continue
