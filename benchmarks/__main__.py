@@ -117,6 +117,17 @@ def bench_convnet(pairs: int) -> None:
     show(compare(name, lambda: step_of_dslc("convnet", "sync=true"), by_hand, pairs=max(6, pairs // 5), unit="ms"))
 
 
+def bench_dropout(pairs: int) -> None:
+    """Compares dropout by sample with that of torch's generator, one for each rank."""
+    dropout = "model.network.dropout=0.1"
+
+    def by_torch() -> float:
+        return step_of_dslc("gpt", dropout, "train.dropout_generator=torch")
+
+    name = "step, gpt, dropout by sample over torch's"
+    show(compare(name, lambda: step_of_dslc("gpt", dropout), by_torch, pairs=pairs, unit="ms", target=1.02))
+
+
 def bench_phases(pairs: int) -> None:
     """Compares steps with and without the record of their phases, ten for each pair."""
     for what in ("gpt", "convnet"):
@@ -476,6 +487,7 @@ BENCHMARKS: dict[str, Callable[[int], None]] = {
     "agents": bench_agents,
     "gpt": bench_gpt,
     "convnet": bench_convnet,
+    "dropout": bench_dropout,
     "phases": bench_phases,
     "zero": bench_zero,
     "pipeline": bench_pipeline,
