@@ -102,7 +102,7 @@ def router(layer_spec: ExpertRouter, x: Value, t: Tape) -> Value:
     logits = t.product(x, x.count * spec.experts, tokens, spec.experts)
     logits = t.operation(t.cast(x), gives=logits)
     scores = logits.new(tokens, spec.experts, low=False)
-    if logits.grad:
+    if scores.grad and not spec.normalize:
         t.keep(scores)
     scores = t.operation(logits, gives=scores)
     weights = scores.new(tokens, spec.top_k)
@@ -111,8 +111,8 @@ def router(layer_spec: ExpertRouter, x: Value, t: Tape) -> Value:
     weights = t.operation(scores, gives=weights)
     if spec.normalize:
         if weights.grad:
-            t.keep(weights)
-            t.keep_bytes(4 * tokens, 4 * tokens)
+            logarithms = (spec.score == "sigmoid") * (2 if t.around.on_cpu else 1)  # on a CPU torch keeps two tensors
+            t.keep_bytes(4 * weights.count * (1 + logarithms), 4 * weights.count * (1 + logarithms))
         weights = t.operation(weights, gives=weights.new(*weights.shape))
     return weights if spec.scale == 1.0 else t.operation(weights, gives=weights.new(*weights.shape))
 

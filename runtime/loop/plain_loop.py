@@ -189,7 +189,7 @@ def balance_experts(model: nn.Module) -> None:
     """Moves each bias of a router up where its expert got fewer tokens than the mean, and down where it got more."""
     for router in model.modules():
         if isinstance(router, Router) and router.rate and router.e_score_correction_bias is not None:
-            share = router.load / router.load.sum()
+            share = router.load.double() / router.load.sum()
             router.e_score_correction_bias += router.rate * torch.sign(1 / len(share) - share)
 
 

@@ -111,7 +111,7 @@ def _scaled(frequencies: Tensor, scaling: Scaling | None) -> Tensor:
 
 def _turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Returns `x`, (batch, length, heads, head_dim), with each pair of numbers turned by its angle."""
-    one, second_half = x.float().chunk(2, -1)
+    one, second_half = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, -1)
     rotated = torch.addcmul(one * cosines, second_half, sines, value=-1)
     second = torch.addcmul(second_half * cosines, one, sines)
     return torch.cat((rotated, second), -1).to(x.dtype)

@@ -18,15 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_SMALLEST_SUM = 1e-20  # as `transformers` guards the sum of the weights
-
 
 class Router(nn.Module):
     """Picks `top_k` experts for each token, and weighs them.
 
-    Scores are computed in float32. With a `rate`, a bias for each expert joins the scores for the choice, but not for
-    the weights (Wang et al. 2024, arXiv:2408.15664); `ExpertBalance` changes it by the rate. `load` counts the tokens
-    of each expert over the micro-batches of a step. It is a buffer, so that recomputation counts once.
+    Scores are computed in float32, or in float64 if the tokens are. With a `rate`, a bias for each expert joins the
+    scores for the choice, but not for the weights (Wang et al. 2024, arXiv:2408.15664); `ExpertBalance` changes it by
+    the rate. `load` counts the tokens of each expert over the micro-batches of a step. It is a buffer, so that
+    recomputation counts once.
     """
 
     load: Tensor
@@ -48,15 +47,23 @@ class Router(nn.Module):
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the experts of each token and their weights, both (tokens, top_k)."""
         logits = F.linear(tokens, self.weight)
-        scores = logits.float().sigmoid() if self.score == "sigmoid" else logits.softmax(-1, dtype=torch.float32)
-        if self.e_score_correction_bias is None:
-            weights, chosen = scores.topk(self.top_k, -1)
-        else:
-            chosen = (scores.detach() + self.e_score_correction_bias).topk(self.top_k, -1).indices
-            weights = scores.gather(-1, chosen)
-        if self.normalize:
-            weights = weights / (weights.sum(-1, keepdim=True) + _SMALLEST_SUM)
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        scores = logits.to(dtype).sigmoid() if self.score == "sigmoid" else logits.softmax(-1, dtype=dtype)
+        bias = self.e_score_correction_bias
+        chosen = (scores if bias is None else scores + bias).detach().topk(self.top_k, -1).indices
+        weights = self._normalized(logits, scores, chosen) if self.normalize else scores.gather(-1, chosen)
         return chosen, weights if self.scale == 1.0 else weights * self.scale
+
+    def _normalized(self, logits: Tensor, scores: Tensor, chosen: Tensor) -> Tensor:
+        """Returns the scores of the chosen experts, divided by their sum for each token.
+
+        It is the softmax of the scores' logarithms. As a quotient of softmax scores, the gradient of the experts that
+        were not chosen would be rounding instead of 0, of which Adam or Lion makes whole steps.
+        """
+        picked = logits.gather(-1, chosen).to(scores.dtype)
+        if self.score == "sigmoid":
+            return F.logsigmoid(picked).softmax(-1)
+        return picked.softmax(-1) + 0.0 * scores.detach().sum(-1, keepdim=True)  # nan if any logit is not finite
 
     def extra_repr(self) -> str:
         return f"experts={self.weight.shape[0]}, top_k={self.top_k}, score={self.score}"
@@ -157,7 +164,12 @@ class MixtureOfExperts(nn.Module):
 
 
 def _grouped_product(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """Returns each row times the transposed matrix of its expert."""
+    """Returns each row times the transposed matrix of its expert. In float64, which torch's grouped product refuses,
+    experts multiply one after another.
+    """
+    if rows.dtype == torch.float64:
+        products = zip(rows.tensor_split(ends[:-1].long().cpu()), weight, strict=True)
+        return torch.cat([own @ matrix.T for own, matrix in products])
     return F.grouped_mm(cast_for_product(rows), cast_for_product(weight).transpose(-2, -1), offs=ends)
 
 

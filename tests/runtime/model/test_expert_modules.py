@@ -111,3 +111,21 @@ def test_biases_move_by_the_tokens_of_a_step_once() -> None:
         model(x)
     model.eval()(x)
     assert router.load.sum() == 12
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_a_router_gets_no_rounding_as_its_gradient(score: str, top_k: int) -> None:
+    """Adam makes whole steps of rounding: of experts that no token uses, and of a weight that is always 1."""
+    module = mixture(experts=6, top_k=top_k, score=score)
+    tokens = torch.randn(3, WIDTH)
+    chosen, _ = module.gate(tokens)
+    module(tokens).square().sum().backward()
+    idle = sorted({*range(6)} - {*chosen.flatten().tolist()}) if top_k > 1 else [*range(6)]
+    assert not module.gate.weight.grad[idle].any()
+
+
+def test_float64_is_the_loop_of_float64() -> None:
+    module = mixture(experts=4, top_k=2).double()
+    tokens = torch.rand(2, 3, WIDTH, dtype=torch.float64)
+    assert torch.allclose(module(tokens), by_loop(module, tokens), atol=1e-14, rtol=0)
