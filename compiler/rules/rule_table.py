@@ -26,7 +26,12 @@ from dslc.compiler.rules.data.structures import check_structure_axes, check_stru
 from dslc.compiler.rules.model.adapters import check_adapter
 from dslc.compiler.rules.model.chunked_loss import check_chunks
 from dslc.compiler.rules.model.cross_sample_losses import check_loss_axes, check_whole_loss
-from dslc.compiler.rules.model.experts import check_balance, check_blocks_of_experts, check_compiled_experts
+from dslc.compiler.rules.model.experts import (
+    check_balance,
+    check_blocks_of_experts,
+    check_compiled_experts,
+    check_routers,
+)
 from dslc.compiler.rules.model.float8 import check_float8
 from dslc.compiler.rules.model.forward_passes import check_forward_passes
 from dslc.compiler.rules.model.preferences import check_preferences
@@ -120,6 +125,7 @@ JOB: Rules = (
     (lambda k: check_balance(k.job), ()),
     (lambda k: check_compiled_experts(k.job), ()),
     (lambda k: check_blocks_of_experts(k.job), ()),
+    (lambda k: check_routers(k.job), ()),
     (lambda k: check_checkpoints(k.job), ()),
     (lambda k: check_training(k.job, k.layout, k.model), ()),
     (

@@ -1,4 +1,6 @@
-"""Rules for experts: their balance, the compiler beside them, and the blocks that they leave dense. E0233 to E0236."""
+"""Rules for experts: their balance, the compiler beside them, the blocks that they leave dense, and routers that learn
+nothing. E0233 to E0236, W0237.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from collections.abc import Iterator
 
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.layers import BalanceBias, Llama, LlamaBlock, MixtureOfExperts
+from dslc.dsl.language.layers import BalanceBias, BalanceLoss, Llama, LlamaBlock, MixtureOfExperts
 from dslc.dsl.language.registry import Call
 from dslc.dsl.remedy import remedy, remove_argument, remove_field, set_argument, set_field
 
@@ -80,4 +82,17 @@ def check_blocks_of_experts(job: JobSpec) -> Iterator[Diagnostic]:
                     ", or ",
                     remove_argument(block.span, "experts"),
                 ),
+            )
+
+
+def check_routers(job: JobSpec) -> Iterator[Diagnostic]:
+    """Warns of a router without a gradient: the weight of a token's one expert, divided by itself, is always 1."""
+    for mixture in mixtures(job):
+        learns = not mixture.normalize or mixture.top_k > 1 or isinstance(mixture.balance, BalanceLoss)
+        if not learns and mixture.experts > 1:
+            yield Diagnostic(
+                "W0237",
+                "the router learns nothing: a token has one expert, whose weight, divided by the sum, is always 1",
+                mixture.value_span("top_k"),
+                help=remedy(set_argument(mixture.span, "normalize", "false"), ", or `top_k = 2`"),
             )
