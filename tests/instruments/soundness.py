@@ -321,12 +321,21 @@ def _check_equal(found: Trained, expected: Trained, ready: Ready, *, by_nature: 
     rates = [line["lr"] for line in expected.lines if line["split"] == "train"]
     tolerance = tolerance_of(ready.program, rates)
     for one, other in zip(found.lines, expected.lines, strict=True):
-        _line(one, other, max(tolerance.loss, spread), ready, by_nature)
+        _line(one, other, max(tolerance.loss, spread), ready, by_nature, steady=tolerance.parameter == 1e-5)
     if not by_nature and tolerance.parameter is not None and not _unsteady(ready):
         _weights(found, expected, tolerance)
 
 
-def _line(found: dict[str, Any], expected: dict[str, Any], tolerance: float, ready: Ready, by_nature: bool) -> None:
+def _line(
+    found: dict[str, Any],
+    expected: dict[str, Any],
+    tolerance: float,
+    ready: Ready,
+    by_nature: bool,
+    *,
+    steady: bool,
+) -> None:
+    """Compares two lines of metrics; `steady`: parameters differ by no more than losses."""
     where = f"step {found['step']} {found['split']}"
     if found.keys() != expected.keys():
         raise Fault("differs", f"{where}: {sorted(found)}, in one process {sorted(expected)}")
@@ -343,6 +352,8 @@ def _line(found: dict[str, Any], expected: dict[str, Any], tolerance: float, rea
             continue
         if by_nature and name not in ("samples", "lr", "step"):
             continue
+        if name.startswith("load") and not steady:
+            continue  # rounding that an optimizer amplifies sends a token to another expert
         allowed = {"samples": 0, "step": 0, "lr": 1e-9}.get(name, tolerance)
         if name in ("accuracy", "top_k"):
             allowed = 1e-5 if tolerance == 1e-5 else 1.0

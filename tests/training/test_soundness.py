@@ -34,6 +34,15 @@ def test_what_is_accepted_trains_as_one_process(trainer: Trainer, seed: int) -> 
     assert result.said in ("agrees", "rejected"), f"{result.why}\n{draw(seed).text}"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [110_154, 110_238, 112_309])
+def test_experts_train_as_in_one_process(trainer: Trainer, seed: int) -> None:
+    drawn = draw(seed, own=0.0, odd=0.0, experts=1.0)
+    assert "expert = " in drawn.text
+    result = trainer.take(drawn)
+    assert result.said == "agrees", f"{result.why}\n{drawn.text}"
+
+
 @pytest.mark.long
 def test_a_thousand_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`DSLC_SEED=…` draws others, and `DSLC_JOBS=…` more or fewer. Two processes train them, each its half."""
