@@ -107,6 +107,15 @@ def bench_gpt(pairs: int) -> None:
     show(compare("step, gpt", lambda: step_of_dslc("gpt"), by_hand, pairs=pairs, unit="ms", target=1))
 
 
+def bench_moe(pairs: int) -> None:
+    """Compares a Llama with experts, and a loop over torch's `grouped_mm`."""
+
+    def by_hand() -> float:
+        return step_by_hand("moe")
+
+    show(compare("step, moe", lambda: step_of_dslc("moe"), by_hand, pairs=pairs, unit="ms", target=1.02))
+
+
 def bench_convnet(pairs: int) -> None:
     def by_hand() -> float:
         return step_by_hand("convnet")
@@ -486,6 +495,7 @@ BENCHMARKS: dict[str, Callable[[int], None]] = {
     "launch": bench_launch,
     "agents": bench_agents,
     "gpt": bench_gpt,
+    "moe": bench_moe,
     "convnet": bench_convnet,
     "dropout": bench_dropout,
     "phases": bench_phases,

@@ -4,13 +4,15 @@
     torchrun --nproc-per-node 2 benchmarks/handwritten.py gpt --zero 3 --out result.json
     torchrun --nproc-per-node 2 benchmarks/handwritten.py gpt --pipeline --out result.json
     torchrun --nproc-per-node 2 benchmarks/handwritten.py gpt --tensor --out result.json
+    torchrun --nproc-per-node 2 benchmarks/handwritten.py moe --out result.json
     python benchmarks/handwritten.py gpt2 --out result.json
 
 Zero 0 is DistributedDataParallel; 1 is ZeroRedundancyOptimizer beside it; 2 and 3 are `fully_shard` of each block and
 of the whole, which keeps or frees the parameters after the forward pass. `--fully-shard` uses it for zero 1 as well,
 which with one micro-batch is zero 2. `--pipeline` is torch's Schedule1F1B over two stages with half of the blocks each,
-`--tensor` its `parallelize_module` with pieces of the sequence between the matrices and scores left in shares. `gpt2`
-is GPT-2 of 124 M parameters on one GPU, compiled with its loss, under autocast in bfloat16.
+`--tensor` its `parallelize_module` with pieces of the sequence between the matrices and scores left in shares. `moe` is
+a Llama with 8 experts in each block, which multiply by torch's `grouped_mm`, no token dropped. `gpt2` is GPT-2 of 124 M
+parameters on one GPU, compiled with its loss, under autocast in bfloat16.
 
 Samples are gathered from tensors in memory, the optimizer is fused, buckets are views, the graph is static, and the
 host waits for nothing in a step. Rank 0 writes {"first": …, "last": …, "steps": …}: seconds since the first step began.
@@ -76,6 +78,78 @@ class GPT(nn.Module):
             x = self.embedding(x) + (position.to_local() if isinstance(position, DTensor) else position)
         x = self.blocks(x)
         return x if self.norm is None or self.head is None else self.head(self.norm(x))
+
+
+class Experts(nn.Module):
+    """A router and gated networks, of which each token uses `top_k`."""
+
+    def __init__(self, width: int, experts: int, top_k: int, hidden: int) -> None:
+        super().__init__()
+        self.top_k = top_k
+        self.gate = nn.Linear(width, experts, bias=False)
+        self.gate_up = nn.Parameter(torch.empty(experts, 2 * hidden, width))
+        self.down = nn.Parameter(torch.empty(experts, width, hidden))
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, 1)
+        weights, chosen = self.gate(tokens).softmax(-1).topk(self.top_k, -1)
+        weights = weights / weights.sum(-1, keepdim=True)
+        pairs = chosen.flatten()
+        order = pairs.argsort()
+        ends = pairs.bincount(minlength=self.gate.out_features).cumsum(0, dtype=torch.int32)
+        gate, up = F.grouped_mm(tokens[order // self.top_k], self.gate_up.transpose(1, 2), offs=ends).chunk(2, -1)
+        rows = F.grouped_mm(F.silu(gate) * up, self.down.transpose(1, 2), offs=ends)
+        rows = rows * weights.flatten()[order, None]
+        return torch.zeros_like(tokens).index_add(0, order // self.top_k, rows).view_as(x)
+
+
+class ExpertBlock(nn.Module):
+    """A block of a Llama with experts."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.RMSNorm(width, eps=1e-6), nn.RMSNorm(width, eps=1e-6)
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.experts = Experts(width, experts=8, top_k=2, hidden=128)
+
+    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+        normed = self.norm1(x)
+        q, k, v = (layer(normed).unflatten(-1, (self.heads, -1)) for layer in (self.q, self.k, self.v))
+        q, k = turn(q, cosines, sines), turn(k, cosines, sines)
+        mixed = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True)
+        x = x + self.o(mixed.transpose(1, 2).flatten(2))
+        output: Tensor = x + self.experts(self.norm2(x))
+        return output
+
+
+def turn(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Returns heads turned by the angles of their positions."""
+    one, other = x.chunk(2, -1)
+    return torch.cat((one * cosines - other * sines, other * cosines + one * sines), -1)
+
+
+class Llama(nn.Module):
+    """A Llama whose blocks have experts; the angles of positions are computed once."""
+
+    def __init__(self, layers: int = 4, width: int = 128, heads: int = 4, context: int = 128, vocab: int = 256) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab, width)
+        self.blocks = nn.ModuleList(ExpertBlock(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.RMSNorm(width, eps=1e-6), nn.Linear(width, vocab, bias=False)
+        pairs = torch.arange(0, width // heads, 2) / (width // heads)
+        angles = (torch.arange(context)[:, None] * 10_000.0**-pairs)[:, None]
+        self.cosines, self.sines = angles.cos(), angles.sin()
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embedding(x)
+        for block in self.blocks:
+            x = block(x, self.cosines, self.sines)
+        output: Tensor = self.head(self.norm(x))
+        return output
 
 
 def convnet() -> nn.Module:
@@ -222,7 +296,7 @@ def write(out: str, first: float, last: float, steps: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("gpt", "convnet", "gpt2"))
+    parser.add_argument("what", choices=("gpt", "moe", "convnet", "gpt2"))
     parser.add_argument("--steps", type=int, default=60)
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument("--zero", type=int, default=0, choices=(0, 1, 2, 3))
@@ -239,8 +313,8 @@ def main() -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(os.environ["LOCAL_WORLD_SIZE"])))
     torch.manual_seed(1)
-    if arguments.what == "gpt":
-        model: nn.Module = GPT()
+    if arguments.what in ("gpt", "moe"):
+        model: nn.Module = GPT() if arguments.what == "gpt" else Llama()
         tokens, context, batch = library(), 128, 16
         samples = (len(tokens) - 1) // context
         window = torch.arange(context + 1)
@@ -271,7 +345,7 @@ def main() -> None:
     for step in range(arguments.steps):
         at = (step * batch) % (samples - batch) + own * share
         chosen = order[at : at + share]
-        if arguments.what == "gpt":
+        if arguments.what in ("gpt", "moe"):
             text = tokens[chosen[:, None] * context + window].long()
             x, y = text[:, :-1], text[:, 1:]
         else:
