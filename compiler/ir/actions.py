@@ -48,6 +48,9 @@ class Payload(StrEnum):
     ACTIVATIONS = "activations"
     ACTIVATIONS_AGAIN = "activations, again"
     ACTIVATION_GRADIENTS = "gradients of activations", Role.GRADIENT
+    SCALES = "largest numbers for 8 bits"
+    SCALES_AGAIN = "largest numbers for 8 bits, again"
+    GRADIENT_SCALES = "largest numbers of gradients for 8 bits"
     KEYS_AND_VALUES = "keys and values"
     KEY_VALUE_GRADIENTS = "gradients of keys and values", Role.GRADIENT
     ROW_COUNTS = "counts of rows for experts"

@@ -91,14 +91,16 @@ def stays_in_bf16(precision: Fp8, name: str) -> bool:
 
 
 def float8_flops(job: JobSpec, model: ModelGraph) -> dict[str, int]:
-    """Returns the FLOPs of products in 8 bits of a sample's forward pass, by the layer that the products are in."""
+    """Returns the FLOPs of a rank's products in 8 bits of a sample's forward pass, by the layer that they are in."""
     step, flops = float8_step(job, model), dict[str, int]()
     names = frozenset(step.layers or ()) if step is not None else frozenset[str]()
-    for name, rows, columns in dense_layers(model) if names else ():
+    of_a_rank = {layer.name: layer for layer in model.of_a_rank}
+    numbers = {q.name: q.count for layer in model.of_a_rank for q in layer.parameters}
+    for name, _, _ in dense_layers(model) if names else ():
         layer = model.layer_of(name) if name in names else None
         if layer is not None:
-            work = 2 * prod(layer.input.shape[:-1]) * rows * columns
-            flops[layer.name] = min(layer.forward_flops, flops.get(layer.name, 0) + work)
+            work = 2 * prod(layer.input.shape[:-1]) * numbers[f"{name}.weight"]
+            flops[layer.name] = min(of_a_rank[layer.name].forward_flops, flops.get(layer.name, 0) + work)
     return flops
 
 

@@ -19,6 +19,12 @@ by style (runtime/parallel/tensor_parallel.py), where T is the module's whole in
     experts_of_pieces               forward, all-gather of T / n and reduce-scatter of G; backward, reduce-scatter of T,
                                     all-gather of G / n, and the all-reduce of W
 
+A product in 8 bits takes its input in 16 bits. It has besides, for the largest numbers of what a cut crosses
+(runtime/parallel/float8_tensor_parallel.py), with N rows of T and G, and K and M numbers in a row of them, of float32:
+
+    tensorwise                      column: backward and forward, an all-reduce of 1; row: forward, of 2
+    rowwise                         column: backward, an all-reduce of N + K; row: forward, of N + M
+
 There is no backward exchange if nothing before the module trains. The loss over shares of the classes has three
 all-reduces of one float32 for each target: the largest score, the sum, and the score of the target. A loss in chunks
 has these of each chunk, and with label smoothing one of the sum of all scores. If a block is recomputed, so are its
@@ -44,6 +50,7 @@ from dslc.compiler.ir.nodes import LayerNode
 from dslc.compiler.ir.records import Weights
 from dslc.compiler.ir.tensor_styles import EXPERT_STYLES, TensorStyle
 from dslc.compiler.ir.tensors import DTYPE_BYTES
+from dslc.compiler.model.float8 import DenseLayer, dense_layers, float8_step
 from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.moments import BACKWARD, FORWARD, WEIGHT_GRADIENTS, Moment, StepOperation, operation
 from dslc.compiler.placement.losses import HeadChunks, makes_outputs_ahead
@@ -96,7 +103,7 @@ def tensor_axis(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[S
     for stage, layers in zip(place.mine, place.held, strict=True):
         found += axis.passes(layers, place.workload.share, begins=stage == 0, ends=stage == last)
     if makes_outputs_ahead(place.job, place.layout):
-        found += [each for each in found if each.what == Payload.ACTIVATIONS]
+        found += [each for each in found if each.what in (Payload.ACTIVATIONS, Payload.SCALES)]
     sizes: dict[tuple[str, Payload, str], list[int]] = {}  # each of all micro-batches together
     for each in found:
         sizes.setdefault((each.operation, each.what, each.dtype), []).append(each.bytes)
@@ -138,6 +145,10 @@ class _TensorAxis:
         direct = layout.sizes["pipeline"] == 1 and not (sharding.accumulate and layout.microbatches > 1)
         self.kept_in = self._word if self._half and direct else "float32"
         self._styles = self._plan.by_module
+        step = float8_step(job, model)
+        self._tensorwise = step is not None and step.recipe == "tensorwise"
+        in_8_bits = frozenset(step.layers or () if step is not None else ())
+        self._float8 = {layer.name: layer for layer in dense_layers(model) if layer.name in in_8_bits}
         self._calls_of = calls_by_layer(model)
         shares = model.traced.shares if model.traced is not None else None
         summed = shares.summed if shares is not None else self._plan.by_style(TensorStyle.SUMMED) if model.root else ()
@@ -165,6 +176,9 @@ class _TensorAxis:
                         recomputes = layer.name in self._again and (flows or bool(trains))
                         routes = before or any(layer.parameters[n].name == f"{call.name}.gate.weight" for n in trains)
                         yield from self._of_experts(style, call, samples, (before, routes, after), recomputes)
+                    if call.name in self._float8:
+                        runs_again = layer.name in self._again and (flows or bool(trains))
+                        yield from self._scales(self._float8[call.name], style, call, samples, runs_again)
             for q in (layer.parameters[n] for n in trains):
                 for _ in range(self._summed[q.name.rpartition(".")[0]]):  # each call by itself
                     yield self._collective("all_reduce", Payload.PARTIAL_GRADIENTS, self._microbatches * q.count, False)
@@ -252,6 +266,22 @@ class _TensorAxis:
         if of_weights:
             yield _TensorCollective("all_reduce", Payload.ACTIVATION_GRADIENTS, "float32", 4 * weights)
 
+    def _scales(
+        self, layer: DenseLayer, style: TensorStyle, call: _StyledCall, samples: int, again: bool
+    ) -> Iterator[_TensorCollective]:
+        """Yields the all-reduces of largest numbers for a product in 8 bits. `again`: the product is recomputed, even
+        if it is the last of its layer.
+        """
+        times, rows = self._microbatches, samples * call.takes // self._context // layer.columns
+        if style.cut == 0:
+            backward, forward = (times, times) if self._tensorwise else (rows + times * layer.columns, 0)
+        else:
+            backward, forward = 0, 2 * times if self._tensorwise else rows + times * layer.rows
+        counts = {Payload.SCALES: forward, Payload.SCALES_AGAIN: again * forward, Payload.GRADIENT_SCALES: backward}
+        for what, numbers in counts.items():
+            if numbers:
+                yield _TensorCollective("all_reduce", what, "float32", 4 * numbers)
+
     def _collective(self, operation: str, what: Payload, numbers: int, low: bool) -> _TensorCollective:
         short = self._half or (self._low and low)
         return _TensorCollective(operation, what, self._word if short else "float32", (2 if short else 4) * numbers)
@@ -264,7 +294,7 @@ class _TensorAxis:
                 name=call.module,
                 takes=prod(call.input.shape),
                 gives=prod(call.output.shape),
-                takes_low=False,
+                takes_low=call.module in self._float8,
                 gives_low=TensorStyle.VOCABULARY not in self._styles[call.module],  # autocast leaves a table as it is
                 repeated=n + 1 < len(calls),
             )
@@ -284,7 +314,7 @@ class _TensorAxis:
                     name=part.name,
                     takes=prod(part.takes),
                     gives=prod(part.gives),
-                    takes_low=part.takes_low,
+                    takes_low=part.takes_low or part.name in self._float8,
                     gives_low=part.gives_low,
                     repeated=n < last if part.kind != "moe" else self._has_shared_experts(layer, part.name),
                     weights=next((prod(p.gives) for p in layer.parts if p.name == f"{part.name}.gate"), 0),
@@ -307,5 +337,8 @@ _MOMENTS: Mapping[Payload, Moment] = {
     Payload.LOSS_PARTS: FORWARD,
     Payload.ACTIVATIONS_AGAIN: BACKWARD,
     Payload.ACTIVATION_GRADIENTS: BACKWARD,
+    Payload.SCALES: FORWARD,
+    Payload.SCALES_AGAIN: BACKWARD,
+    Payload.GRADIENT_SCALES: BACKWARD,
     Payload.PARTIAL_GRADIENTS: WEIGHT_GRADIENTS,
 }

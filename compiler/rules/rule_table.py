@@ -135,7 +135,7 @@ JOB: Rules = (
     (lambda k: job_rules.check_axes(k.job, _present(k.layout), k.source, k.model, k.cuts), ("layout",)),
     (lambda k: check_pipeline(k.job, _present(k.layout)), ("layout",)),
     (lambda k: check_quantization(k.job, k.layout), ()),
-    (lambda k: check_float8(k.job, k.layout, k.model), ()),
+    (lambda k: check_float8(k.job, k.layout, k.model, k.cuts), ()),
     (lambda k: check_coupling(k.job, _present(k.layout)), ("layout",)),
     (lambda k: check_codes(k.job, _present(k.layout), k.model), ("layout",)),
     (lambda k: check_shares(k.job, _present(k.layout), k.workload), ("layout",)),

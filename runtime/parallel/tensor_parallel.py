@@ -71,6 +71,8 @@ def apply(job: JobProgram, model: nn.Module) -> None:
 
     axis = mesh_of(job).axis("tensor")
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    float8 = job.precision.float8
+    float8_layers = frozenset(float8.layers or () if float8 is not None else ())
     for name, style in job.tensor.styles:
         if style is TensorStyle.SUMMED:
             _sum_gradients(model.get_submodule(name), axis)
@@ -78,6 +80,8 @@ def apply(job: JobProgram, model: nn.Module) -> None:
             if name == job.loss.head:
                 style = _GIVES_WHOLE.get(style, style)
             parallelize_module(model.get_submodule(name), axis, _style(style), src_data_rank=None)
+            if name in float8_layers:
+                _cut_float8(model.get_submodule(name), style, axis)
             if job.compiled and not any(name.startswith(f"{each}." if each else "") for each in job.compiled):
                 model.get_submodule(name).register_forward_hook(_arrived)
     for name in frozen:
@@ -126,6 +130,14 @@ def _style(style: TensorStyle) -> ParallelStyle:
             raise AssertionError("torch has no such style: `_sum_gradients` or expert_parallel.py carries it out")
         case _:
             assert_never(style)
+
+
+def _cut_float8(layer: nn.Module, style: TensorStyle, axis: DeviceMesh) -> None:
+    """Lets a layer that multiplies in 8 bits scale by the numbers of all ranks, if its weight is cut."""
+    from dslc.runtime.parallel.float8_tensor_parallel import cut  # with torchao
+
+    if style.cut is not None:
+        cut(layer, style.cut, axis)
 
 
 def _sum_gradients(module: nn.Module, axis: DeviceMesh) -> None:

@@ -33,6 +33,8 @@ EXPERTS = GPT.replace(
     "moe(experts = 4, top_k = 2, hidden = 16, balance = bias(0.01)))",
 )
 DEEP = GPT.replace("layers = 3, width = 36", "layers = 4, width = 16")
+GPT_OF_16S = GPT.replace("width = 36", "width = 32")
+TENSORWISE, ROWWISE = "fp8(emulate = true)", 'fp8(rowwise, skip = "head", emulate = true)'
 TIED = GPT.replace("vocab = 256", "vocab = 256, tie = true")
 WIDE = job_text(
     model={
@@ -154,7 +156,7 @@ OWN_PLAN = '["inner.*.0: column", "inner.*.2: row", "wide: column", "head: row"]
 NETWORKS = {
     "gpt": GPT, "llama": LLAMA, "nested": NESTED, "deep": DEEP, "tied": TIED, "odd": ODD, "wide": WIDE,
     "layers": LAYERS, "vit": VIT, "conv": CONV, "embeddings": EMBEDDINGS, "whole": WHOLE, "views": VIEWS,
-    "normed embeddings": NORMED, "experts": EXPERTS,
+    "normed embeddings": NORMED, "experts": EXPERTS, "gpt of 16s": GPT_OF_16S,
 } | {kind: OWN.replace("KIND", kind) for kind in ("normed", "buffered", "unused")}  # fmt: skip
 PLAIN = {
     "network": "gpt",
@@ -212,8 +214,15 @@ JOBS: list[dict[str, str]] = [
     {"gradients": "local_sgd(period = 1)", "network": "unused", "microbatches": "2"},
     {"network": "experts", "context": "2", "ranks": "4", "zero": "3", "microbatches": "2", "recompute": "full"},
     {"network": "experts", "tensor": "2", "ranks": "4", "microbatches": "2", "recompute": "full"},
+    {"network": "gpt of 16s", "tensor": "2", "precision": TENSORWISE, "microbatches": "2", "recompute": "full"},
 ]
 MORE: list[dict[str, str]] = [
+    {"network": "gpt of 16s", "tensor": "2", "precision": ROWWISE},
+    {"network": "gpt of 16s", "tensor": "2", "ranks": "4", "zero": "3", "precision": ROWWISE, "recompute": "selective"},
+    {"network": "gpt of 16s", "tensor": "2", "sequence": "false", "precision": ROWWISE, "recompute": "full"},
+    {"network": "gpt of 16s", "tensor": "2", "context": "2", "ranks": "4", "precision": ROWWISE, "microbatches": "2"},
+    {"network": "gpt of 16s", "tensor": "2", "pipeline": "2", "ranks": "4", "precision": TENSORWISE},
+    {"network": "gpt of 16s", "tensor": "2", "compile": "true", "precision": TENSORWISE},
     {"network": "experts", "pipeline": "2", "ranks": "4", "clip": "1.0"},
     {"network": "experts", "tensor": "2", "sequence": "false", "precision": "bf16", "freeze": '["*.experts.*"]'},
     {"network": "experts", "tensor": "2", "recompute": "full", "freeze": '["embedding*", "layers.0.*", "*.gate.*"]'},

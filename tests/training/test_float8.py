@@ -31,10 +31,13 @@ PLANS = {
     "zero 3": (TWO, "parallelism.zero=3"),
     "pipeline": (TWO, "parallelism.pipeline=2", "parallelism.microbatches=2"),
     "context": (TWO, "parallelism.context=2"),
+    "tensor": (TWO, "parallelism.tensor=2"),
+    "tensor whole": (TWO, "parallelism.tensor=2", "parallelism.sequence=false", "memory.recompute=full"),
+    "tensor zero 3": (FOUR, "parallelism.tensor=2", "parallelism.zero=3"),
     "recomputed": ("memory.recompute=full",),
     "all": (FOUR, "parallelism.pipeline=2", "parallelism.microbatches=2", "parallelism.zero=3"),
 }
-QUICK = ("zero 3", "pipeline")
+QUICK = ("zero 3", "pipeline", "tensor")
 GPT: dict[str, object] = {"network": "gpt(layers = 2, width = 32, heads = 2, context = 16, vocab = 256)"}
 LLAMA: dict[str, object] = {"network": 'transformers("saved")', "weights": '"saved"'}
 
@@ -191,6 +194,8 @@ EMULATED = "fp8(emulate = true)"
                 Case(network="mlp", precision=EMULATED, microbatches=4),
                 Case(ranks=2, precision=EMULATED),
                 Case(ranks=2, zero=3, precision=EMULATED),
+                Case(ranks=2, tensor=2, precision=EMULATED),
+                Case(network="mlp", ranks=2, tensor=2, precision="fp8(rowwise, emulate = true)"),
                 Case(network="llama", precision='fp8(rowwise, emulate = true, skip = "lm_head")'),
             )
         ),

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dslc.compiler.model.float8 import MULTIPLE, SKIPPED, dense_layers, float8_step
+from dslc.compiler.ir.tensor_styles import EXPERT_STYLES, TensorStyle
+from dslc.compiler.model.float8 import MULTIPLE, SKIPPED, dense_layers, fits, float8_step
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import splits_backward
+from dslc.compiler.placement.tensor_plan import TensorPlan
 from dslc.compiler.rules.model.adapters import targets_any
 from dslc.compiler.rules.model.name_patterns import unmatched_patterns
 from dslc.dsl.diagnostics import Diagnostic, Note
@@ -19,16 +21,20 @@ from dslc.dsl.remedy import remedy, set_field
 from dslc.dsl.source import Span
 
 
-def check_float8(job: JobSpec, layout: Layout | None, model: ModelGraph | None) -> Iterator[Diagnostic]:
+def check_float8(
+    job: JobSpec, layout: Layout | None, model: ModelGraph | None, cuts: TensorPlan | None
+) -> Iterator[Diagnostic]:
     """Checks `precision = fp8(…)` against the devices, the plan and the network, as far as these are known."""
     precision = job.train.precision
     if not isinstance(precision, Fp8):
         return
     if layout is not None and not precision.emulate:
         yield from _check_device(job, layout)
-    yield from _check_plan(job, layout)
+    yield from _check_plan(job)
     if model is not None:
         yield from _check_layers(job, precision, model)
+    if layout is not None and model is not None and cuts is not None and not cuts.uneven:
+        yield from _check_cuts(job, layout.sizes["tensor"], model, cuts)
 
 
 def _check_device(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
@@ -52,22 +58,15 @@ def _check_device(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
     )
 
 
-def _check_plan(job: JobSpec, layout: Layout | None) -> Iterator[Diagnostic]:
+def _check_plan(job: JobSpec) -> Iterator[Diagnostic]:
     """Reports features that torchao's layers do not fit."""
-    for fault, what, where, help in _misfits(job, layout):
+    for fault, what, where, help in _misfits(job):
         yield Diagnostic("E0741", fault, job.train.value_span("precision"), notes=(Note(what, where),), help=help)
 
 
-def _misfits(job: JobSpec, layout: Layout | None) -> Iterator[tuple[str, str, Span | None, str]]:
+def _misfits(job: JobSpec) -> Iterator[tuple[str, str, Span | None, str]]:
     """Yields each fault, with the feature, its place and a remedy."""
     parallelism, low = job.parallelism, remedy("; or ", set_field("train.precision", "bf16"))
-    if layout is not None and layout.sizes["tensor"] > 1:
-        yield (
-            "a tensor axis cuts matrices, and products in 8 bits are for whole ones",
-            "the tensor axis",
-            parallelism.value_span("tensor"),
-            remedy(set_field("parallelism.tensor", 1), ": `zero = 3` shards the weights over the data axis", low),
-        )
     if splits_backward(job):
         yield (
             "torchao computes the gradients of inputs and of weights in one pass, and this schedule in two",
@@ -82,6 +81,37 @@ def _misfits(job: JobSpec, layout: Layout | None) -> Iterator[tuple[str, str, Sp
             job.model.value_span("adapter"),
             remedy(set_field("train.precision", "bf16")),
         )
+
+
+def _check_cuts(job: JobSpec, ranks: int, model: ModelGraph, cuts: TensorPlan) -> Iterator[Diagnostic]:
+    """Reports the first layer whose share does not fit the hardware, or that has a share of its input alone."""
+    step = float8_step(job, model)
+    names = frozenset(step.layers or () if step is not None else ())
+    mixtures = tuple(f"{name}." for name, style in cuts.styles if style in EXPERT_STYLES)
+    for layer in dense_layers(model) if ranks > 1 else ():
+        of_mixture = [TensorStyle.EXPERTS] if layer.name.startswith(mixtures) else []
+        for style in (*cuts.by_module.get(layer.name, ()), *of_mixture) if layer.name in names else ():
+            rows = layer.rows // ranks if style.cut == 0 else layer.rows
+            columns = layer.columns // ranks if style.cut == 1 else layer.columns
+            if style.cut is not None and not fits(rows, columns):
+                fault = f"a rank's {rows:,} x {columns:,} of `{layer.name}` is no multiple of {MULTIPLE}"
+            elif style is TensorStyle.EXPERTS:
+                fault = f"`{layer.name}` is of a mixture of experts, which the tensor axis cuts"
+            elif style in (TensorStyle.SUMMED, TensorStyle.SEQUENCE):
+                fault = f"`{layer.name}` is whole on each rank and sees a share of its input, which has other scales"
+            else:
+                continue
+            yield Diagnostic(
+                "E0741",
+                f"{fault}: it does not multiply in 8 bits as one process does",
+                job.train.value_span("precision"),
+                notes=(Note("the tensor axis", job.parallelism.value_span("tensor")),),
+                help=remedy(
+                    set_field("parallelism.tensor", 1),
+                    f': `zero = 3` shards the weights over the data axis; or `skip = "{layer.name}"`',
+                ),
+            )
+            return
 
 
 def _check_layers(job: JobSpec, precision: Fp8, model: ModelGraph) -> Iterator[Diagnostic]:
