@@ -368,7 +368,13 @@ def _memory(plan: PlanView) -> list[str]:
     ]
     right_columns = range(1, len(kinds) + 3)
     lines = table(rows, right_columns=right_columns, head=("ranks", *kinds, "peak", ""), limit=MOST_CLASSES)
-    return [*lines, *_peak(max(plan.ranks, key=lambda node: node.memory.peak).memory)]
+    lines += _peak(max(plan.ranks, key=lambda node: node.memory.peak).memory)
+    if plan.experts is not None:
+        lines.append(
+            "this is for an even routing: if all tokens choose the experts of one rank, it works on "
+            f"{plan.experts.size} times as many rows"
+        )
+    return lines
 
 
 def _peak(memory: MemoryNode) -> list[str]:
