@@ -161,6 +161,7 @@ def _insertions(
                     bytes=size,
                     ranks=operation.ranks,
                     stride=operation.stride,
+                    run=operation.run,
                     weights=operation.weights,
                     when=operation.when,
                 ),

@@ -307,7 +307,8 @@ class ReceiveGradients(Message):
 class Collective(Action):
     """`count` collectives along an axis, or messages on it that belong to no micro-batch, of `bytes` of input in all.
 
-    The group are `ranks` ranks, each `stride` after the one before. `weights` are the names of the nodes whose
+    The group are `ranks` ranks, each `stride` after the one before; with a `run`, runs of so many ranks that share a
+    sequence, each run `stride` after the one before. `weights` are the names of the nodes whose
     parameters are gathered, or whose gradients, momenta or numbers are exchanged. `when`: the steps in which it takes
     place.
     """
@@ -331,10 +332,11 @@ class Collective(Action):
     stride: int
     weights: tuple[str, ...] = ()
     when: Cadence = ALWAYS
+    run: int = 1
 
     @property
-    def group(self) -> tuple[int, int]:
-        return self.ranks, self.stride
+    def group(self) -> tuple[int, ...]:
+        return (self.ranks, self.stride) if self.run == 1 else (self.ranks, self.stride, self.run)
 
     @property
     def gathers_parameters(self) -> bool:
@@ -362,8 +364,8 @@ class TrafficNode(Record):
     """The exchanges of one rank on one axis in a step: `count` operations, with `bytes` of input in all.
 
     They are among `ranks` ranks, each `stride` after the one before; both 0 for a message between pipeline stages.
-    `among`: the ranks of one node alone, or those at one place in all nodes; else all of the axis. `when`: the steps in
-    which they take place.
+    `run` is that of a Collective. `among`: the ranks of one node alone, or those at one place in all nodes; else all of
+    the axis. `when`: the steps in which they take place.
     """
 
     operation: str  # all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, send, receive
@@ -376,6 +378,7 @@ class TrafficNode(Record):
     stride: int
     among: Among = ""
     when: Cadence = ALWAYS
+    run: int = 1
 
 
 def handed_in(exchanged: Iterable[TrafficNode]) -> int:

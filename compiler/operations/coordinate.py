@@ -61,14 +61,23 @@ class Coordinate(Staging):
     @property
     def expert_shards(self) -> RankGroup:
         """The ranks that have the shares of one copy of the experts of a rank of the expert axis."""
-        stride = self.layout.stride("data") * self.sharding.experts
-        return RankGroup(axis="data", ranks=self.sharding.expert_shards, stride=stride)
+        return self._with_sequences(self.sharding.expert_shards, 1)
 
     @property
     def expert_replicas(self) -> RankGroup:
         """The ranks that have copies of the same share of experts."""
-        stride = self.layout.stride("data") * self.sharding.experts * self.sharding.expert_shards
-        return RankGroup(axis="data", ranks=self.sharding.expert_replicas, stride=stride)
+        return self._with_sequences(self.sharding.expert_replicas, self.sharding.expert_shards)
+
+    def _with_sequences(self, ranks: int, apart: int) -> RankGroup:
+        """Returns a group of ranks that hold the same experts, each `apart` after the one before among all of these:
+        the ranks of a sequence, then those of the next copy.
+        """
+        pieces, copy = self.layout.sizes["context"], self.layout.stride("data") * self.sharding.experts
+        if apart % pieces == 0:  # at one place in their sequences
+            return RankGroup(axis="data", ranks=ranks, stride=copy * (apart // pieces))
+        if ranks <= pieces:
+            return RankGroup(axis="data", ranks=ranks, stride=apart * self.layout.stride("context"))
+        return RankGroup(axis="data", ranks=ranks, stride=copy, run=pieces)
 
     @property
     def complete(self) -> Moment:

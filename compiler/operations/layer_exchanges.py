@@ -56,7 +56,7 @@ def expert_axis(place: Coordinate) -> Iterator[StepOperation]:
     for layer in place.layers:
         has_gradient = any(q.name in place.whole.with_gradients for q in layer.parameters)
         for experts, numbers in expert_rows(layer):
-            size = DTYPE_BYTES[low] * place.workload.microbatch * numbers
+            size = DTYPE_BYTES[low] * place.workload.microbatch * numbers // place.layout.sizes["context"]
             passes = 1 + (layer.name in again and has_gradient)
             counts += [8 * experts] * passes
             rows += [size] * passes

@@ -43,6 +43,7 @@ AFTER_UPDATE = Moment(kinds=(actions.Update,))
 @record
 class RankGroup(Record):
     """The ranks of an operation: `ranks` of them, each `stride` after the one before; both 0 for two pipeline stages.
+    With a `run`, runs of so many ranks that share a sequence, each run `stride` after the one before.
 
     `axis` is the axis that they lie on, or `all`.
     """
@@ -51,6 +52,7 @@ class RankGroup(Record):
     ranks: int
     stride: int
     among: Among = ""
+    run: int = 1
 
 
 @record
@@ -93,6 +95,7 @@ def operation(
         ranks=group.ranks,
         stride=group.stride,
         among=group.among,
+        run=group.run,
         when=when,
         moment=moment,
         stage=stage,
@@ -105,7 +108,7 @@ def traffic(operations: Iterable[StepOperation]) -> tuple[TrafficNode, ...]:
     """Returns the sums of operations that differ in their places alone."""
     sums: dict[tuple[object, ...], TrafficNode] = {}
     for each in operations:
-        key = each.operation, each.axis, each.what, each.dtype, each.ranks, each.stride, each.among, each.when
+        key = each.operation, each.axis, each.what, each.dtype, each.ranks, each.stride, each.run, each.among, each.when
         node = TrafficNode(**{name: getattr(each, name) for name in TrafficNode.record_names})
         if key in sums:
             node = replace(node, count=node.count + sums[key].count, bytes=node.bytes + sums[key].bytes)

@@ -88,12 +88,16 @@ class Mesh:
         return flat if replicas == 1 else unflattened(flat, (replicas, ranks // replicas), names)
 
     def sharded_experts(self, replicas: int) -> DeviceMesh:
-        """Returns the mesh of `fully_shard` for the experts that this rank holds, along with ranks of other groups."""
-        assert self.root is not None and self.sizes["context"] == 1
-        copies = self.sizes["data"] // self.experts
+        """Returns the mesh of `fully_shard` for the experts that this rank holds, along with ranks of other groups: the
+        ranks of its sequence, and those of other copies.
+        """
+        assert self.root is not None
+        copies = self.sizes["data"] // self.experts * self.sizes["context"]
         names = tuple(f"expert_{name}" for name in SHARDED)
         replicas = min(replicas, copies)
         made = self.root[COPIES]
+        if self.sizes["context"] > 1:
+            made = flattened(self.root[COPIES, "context"], "copies_of_experts_by_sequence")
         return made if replicas == 1 else unflattened(made, (replicas, copies // replicas), names)
 
 

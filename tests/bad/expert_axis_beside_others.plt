@@ -8,7 +8,6 @@ model {
 }
 
 parallelism {
-  context   = 2
-  expert    = 2 #! E0453 E0453
+  expert    = 2 #! E0453
   gradients = bf16() #! W0630
 }

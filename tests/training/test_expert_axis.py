@@ -47,10 +47,19 @@ PLANS: dict[str, tuple[str, ...]] = {
     "zero 3": (*FOUR, "parallelism.zero=3", "memory.recompute=full"),
     "two ranks": (*TWO, "parallelism.zero=3", "memory.recompute=selective"),
     "pipeline": (*FOUR, "parallelism.pipeline=2", "parallelism.microbatches=2", "parallelism.zero=2"),
+    "context": (*FOUR, "parallelism.context=2"),
+    "context, zero 3": (*FOUR, "parallelism.context=2", "parallelism.zero=3", "memory.recompute=full"),
     "tensor": (*FOUR, "parallelism.tensor=2"),
     "tensor, zero 3": (*FOUR, "parallelism.tensor=2", "parallelism.zero=3", "memory.recompute=full"),
 }
-EIGHT = ("devices.cpus=8", "parallelism.expert=2", "parallelism.tensor=2")
+EIGHT = ("devices.cpus=8", "parallelism.expert=2")
+LARGE: dict[str, tuple[str, ...]] = {
+    "tensor, zero 3": (*EIGHT, "parallelism.tensor=2", "parallelism.zero=3"),
+    "tensor, in replicas": (*EIGHT, "parallelism.tensor=2", "parallelism.zero=2", "parallelism.replicas=2"),
+    "context": (*EIGHT, "parallelism.context=2"),
+    "context, zero 3": (*EIGHT, "parallelism.context=2", "parallelism.zero=3"),
+    "context, in replicas": (*EIGHT, "parallelism.context=2", "parallelism.zero=2", "parallelism.replicas=2"),
+}
 BALANCED = f"{EXPERTS}(experts = 4, top_k = 2, hidden = 16, shared = 1, score = sigmoid, balance = bias(0.01))"
 
 
@@ -73,9 +82,10 @@ def test_the_axis_trains_as_one_process_does(launcher: Launcher, job: Path, name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("zero", ["parallelism.zero=3", "parallelism.zero=2 parallelism.replicas=2"])
-def test_eight_ranks_train_as_one_process_does(launcher: Launcher, job: Path, zero: str) -> None:
-    agree(one_process(launcher, job), train_job(launcher, job, *EIGHT, *zero.split()))
+@pytest.mark.parametrize("name", [*LARGE])
+def test_eight_ranks_train_as_one_process_does(launcher: Launcher, job: Path, name: str) -> None:
+    """Over the context axis the ranks with the same experts are runs of ranks, some apart."""
+    agree(one_process(launcher, job), train_job(launcher, job, *LARGE[name]))
 
 
 def test_ranks_that_have_the_same_tokens_count_them_once(launcher: Launcher, job: Path) -> None:
@@ -104,9 +114,10 @@ def test_an_even_routing_exchanges_what_is_planned(launcher: Launcher, job: Path
 
 
 @pytest.mark.slow
-def test_parts_of_experts_exchange_what_is_planned(launcher: Launcher, job: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("axis", ["tensor=2", "context=2"])
+def test_an_even_routing_beside_another_axis(launcher: Launcher, job: Path, tmp_path: Path, axis: str) -> None:
     even = f"{EXPERTS}(experts = 4, top_k = 4, hidden = 16)"
-    exchanges_as_planned(launcher, tmp_path, job, *FOUR, "parallelism.tensor=2", even, "memory.recompute=full")
+    exchanges_as_planned(launcher, tmp_path, job, *FOUR, f"parallelism.{axis}", even, "memory.recompute=full")
 
 
 @pytest.mark.slow
@@ -122,16 +133,18 @@ def test_any_routing_exchanges_as_much_in_all(launcher: Launcher, job: Path, tmp
 @pytest.mark.slow
 def test_a_checkpoint_resumes_on_other_ranks(launcher: Launcher, job: Path, tmp_path: Path) -> None:
     """From two experts a rank on four, under `zero = 3`, to one process, to one expert each, under `zero = 1`, to
-    halves of two experts, and to one process again.
+    halves of two experts, to pieces of sequences, and to one process again.
     """
     adamw = "train.optimizer=adamw(lr = 1e-3)"
     last = ("devices.cpus=4", "parallelism.expert=4")
     halves = (*FOUR, adamw, "parallelism.tensor=2", "parallelism.zero=2")
+    pieces = (*FOUR, adamw, "parallelism.context=2", "parallelism.zero=3")
     parts = (
         (1, (*FOUR, adamw, "parallelism.zero=3")),
         (2, (adamw,)),
         (3, (*last, adamw, "parallelism.zero=1")),
-        (5, halves),
+        (4, halves),
+        (5, pieces),
         (6, (adamw,)),
     )
     resumed = train_in_parts(launcher, tmp_path, job, *parts)

@@ -41,10 +41,25 @@ from dslc.dsl.record import Record, record
 
 @record
 class Holders(Record):
-    """The ranks that hold copies or shares of the same parameters: `ranks` of them, at a distance of `stride`."""
+    """The ranks that hold copies or shares of the same parameters: `ranks` of them, at a distance of `stride`; with a
+    `run`, runs of so many ranks that share a sequence and are `step` apart, each run `stride` after the one before.
+    """
 
     ranks: int
     stride: int
+    run: int = 1
+    step: int = 0
+
+    def covered(self, group: tuple[int, ...]) -> int:
+        """Returns how many of the ranks are between two neighbours of a group of them; 0 if it is no such group."""
+        ranks, stride, run = (*group, 1)[:3]
+        if self.run == 1:
+            return stride // self.stride if run == 1 and stride % self.stride == 0 else 0
+        if run > 1:
+            return int((stride, run) == (self.stride, self.run) and ranks % run == 0)
+        if stride % self.stride == 0:
+            return stride // self.stride * self.run
+        return stride // self.step if stride % self.step == 0 and ranks * stride <= self.run * self.step else 0
 
 
 def holders(plan: PlanGraph) -> Holders:
@@ -59,7 +74,11 @@ def holders_of(plan: PlanGraph, group: Weights) -> Holders:
     everywhere = holders(plan)
     if group.experts == 1:
         return everywhere
-    return Holders(ranks=everywhere.ranks // group.experts, stride=plan.axis("data").stride * group.experts)
+    stride, context = plan.axis("data").stride * group.experts, plan.axis("context")
+    ranks = everywhere.ranks // group.experts
+    if context.size == 1:
+        return Holders(ranks=ranks, stride=stride)
+    return Holders(ranks=ranks, stride=stride, run=context.size, step=context.stride)
 
 
 def weights_by_stage(view: View) -> dict[int, dict[str, Weights]]:
@@ -180,10 +199,12 @@ def _gather(view: View, name: str, action: Collective, mine: dict[str, Weights],
         return f"{name} gathers {min(in_memory & set(action.weights))} again"
     members = [mine[group_name] for group_name in action.weights]
     size = sum(group.sent_bytes for group in members)
-    groups = {(group.shards, holders_of(view.plan, group).stride) for group in members}
+    neighbours = {holders_of(view.plan, group).covered(action.group) for group in members}
+    shards = {group.shards for group in members}
     if (action.count, action.bytes) != (len(members), size) or {group.dtype for group in members} != {action.dtype}:
         return f"{name} gathers {action.count} weights of {action.bytes} bytes, and they are {len(members)} of {size}"
-    return "" if groups == {action.group} else f"{name} is not among the ranks that have the shares"
+    sound = neighbours == {1} and shards == {action.ranks}
+    return "" if sound else f"{name} is not among the ranks that have the shares"
 
 
 # ----------------------------------------------------------------------------------------------------------- gradients
@@ -296,10 +317,9 @@ class _Sums:
     def _sum(self, name: str, action: Collective) -> str:
         if missing := [group for group in action.weights if group not in self._own]:
             return f"{name} sums gradients of {missing[0]}, of which there are none"
-        strides = {holders_of(self._view.plan, self._own[group]).stride for group in action.weights}
-        stride = min(strides, default=self._holders.stride)
-        covered = action.stride // stride
-        if len(strides) > 1 or action.stride != covered * stride or action.ranks < 2:
+        members = {holders_of(self._view.plan, self._own[group]) for group in action.weights} or {self._holders}
+        covered = min(each.covered(action.group) for each in members)
+        if len(members) > 1 or not covered or action.ranks < 2:
             return f"{name} is not among ranks that hold the same parameters"
         for group in action.weights:
             levels = self._over.get(group, {})

@@ -40,7 +40,7 @@ from dslc.dsl.words import plural
 
 _Done: TypeAlias = tuple[type[MicrobatchAction], int, int]  # an action, its stage and its micro-batch
 # Operation, axis, payload, dtype, group, among whom, and when.
-Exchanged: TypeAlias = tuple[str, str, str, str, tuple[int, int], str, Cadence]
+Exchanged: TypeAlias = tuple[str, str, str, str, tuple[int, ...], str, Cadence]
 
 
 def actions(view: View) -> str:
@@ -166,7 +166,7 @@ def totals(view: View) -> str:
         stated: Counter[Exchanged] = Counter()
         bytes_: Counter[Exchanged] = Counter()
         for node in home.traffic:
-            group = node.ranks, node.stride
+            group = (node.ranks, node.stride) if node.run == 1 else (node.ranks, node.stride, node.run)
             key = node.operation, node.axis, node.what, node.dtype, group, node.among, node.when
             stated[key] += node.count
             bytes_[key] += node.bytes

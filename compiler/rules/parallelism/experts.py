@@ -92,10 +92,6 @@ def _experts(model: ModelGraph | None) -> list[ParameterNode]:
 def _excluded(job: JobSpec, layout: Layout) -> Iterator[tuple[str, Span | None, Help]]:
     """Yields what excludes an expert axis with the reason, its place, and what to do."""
     parallelism, train = job.parallelism, job.train
-    if layout.sizes["context"] > 1:
-        out = remove_field("parallelism.context")
-        reason = "a context axis: copies of experts would not be neighbours"
-        yield reason, parallelism.value_span("context"), remedy(out, ", or `expert`")
     if not isinstance(parallelism.gradients, Allreduce):
         exact = set_field("parallelism.gradients", "allreduce()", "`allreduce()`")
         reason = f"`{parallelism.gradients.word}`: other ranks sum the gradients of experts"

@@ -47,6 +47,13 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Compiled]:
     return lambda *settings: compiled(path, *(f"parallelism.{setting}" for setting in settings))
 
 
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Compiled]:
+    path = tmp_path_factory.mktemp("experts") / "job.plt"
+    path.write_text(JOB.replace("cpus = 4", "cpus = 8"))
+    return lambda *settings: compiled(path, *(f"parallelism.{setting}" for setting in settings))
+
+
 def test_a_rank_holds_and_sends_its_part(job: Callable[..., Compiled], tmp_path: Path) -> None:
     whole, shared, sharded = job(), job("expert=2"), job("expert=2", "zero=3")
     parameters = [each.analysis.costs[0].memory.parameters for each in (whole, shared, sharded)]
@@ -115,3 +122,29 @@ def test_gradients_of_experts_summed_over_all_ranks(job: Callable[..., Compiled]
         plan.change(next(sums), ranks=4, stride=1)
 
     assert refusal(job("expert=2"), widen).startswith("summed")
+
+
+def test_gradients_of_experts_summed_without_the_ranks_of_a_sequence(eight: Callable[..., Compiled]) -> None:
+    """Ranks that share a sequence hold the same experts: two runs of two ranks here, four ranks apart."""
+
+    def change(plan: PlanGraph, **changed: int) -> None:
+        experts = {name for name, group in plan.of_kind(Weights) if group.experts > 1}
+        name, action = next((name, each) for name, each in plan.of_kind(Collective) if experts & {*each.weights})
+        assert (action.ranks, action.stride, action.run) == (4, 4, 2)
+        plan.change(name, **changed)
+
+    analysed = eight("expert=2", "context=2")
+    for changed in ({"run": 1}, {"ranks": 2, "run": 1}, {"ranks": 8, "stride": 1, "run": 1}, {"stride": 2}):
+        assert refusal(analysed, lambda plan, changed=changed: change(plan, **changed)).startswith("summed")  # type: ignore[misc]
+
+
+def test_shares_of_experts_over_the_ranks_of_sequences(eight: Callable[..., Compiled]) -> None:
+    whole, sharded = eight("expert=2", "context=2"), eight("expert=2", "context=2", "zero=3")
+    gathers = [
+        action.group
+        for _, action in build_graph(sharded.analysis).of_kind(Collective)
+        if action.gathers_parameters and action.run > 1
+    ]
+    assert gathers and {*gathers} == {(4, 4, 2)}
+    parameters = [each.analysis.costs[0].memory.parameters for each in (whole, sharded)]
+    assert parameters[1] < parameters[0] / 4
