@@ -190,8 +190,12 @@ def _bisect(made: argparse.ArgumentParser) -> None:
 
 
 def _render(made: argparse.ArgumentParser) -> None:
-    _job_arguments(made, PLAN_HELP)
-    made.add_argument("-o", "--output", metavar="FILE", required=True, help=".svg, .png, .dot; .html has all views")
+    made.add_argument("job", metavar="JOB", help=f"{PLAN_HELP}; or a run directory")
+    made.add_argument("second", metavar="B", nargs="?", help="a second plan, compared with the first in a page")
+    set_help = f"{SET_HELP}; of two plans in B"
+    made.add_argument("--set", dest="settings", metavar="PATH=VALUE", action="append", default=[], help=set_help)
+    page_help = ".svg, .png, .dot; .html is a page of all views, with what a run has measured or a second plan"
+    made.add_argument("-o", "--output", metavar="FILE", required=True, help=page_help)
     made.add_argument(
         "--view",
         choices=("placement", "graph", "schedule"),
@@ -438,7 +442,11 @@ _COMMANDS = {
         "dslc diff main:cluster.plt cluster.plt --markdown",
         _diff,
     ),
-    "render": ("draw the plan as a picture", "dslc render cluster.plt -o cluster.svg", _render),
+    "render": (
+        "draw the plan as a picture, or as a page with its run or a second plan",
+        "dslc render runs/digits/2026-11-28 -o run.html",
+        _render,
+    ),
     "verify": (
         "train some steps under the plan, in one process and in a plain loop of torch, and compare",
         "dslc verify gpt_cpu.plt --set parallelism.zero=3",

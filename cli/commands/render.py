@@ -1,4 +1,7 @@
-"""`dslc render`: the plan as a picture. `python -P -m dslc.commands.render PLAN.json FILE` draws a saved one."""
+"""`dslc render`: the plan as a picture, or as a page that also shows its run or a second plan beside it.
+
+`python -P -m dslc.commands.render PLAN.json FILE` draws a saved plan.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +9,72 @@ import argparse
 import os
 import sys
 
+from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.plan_file import read_plan
 from dslc.compiler.show.draw import draw
-from dslc.compiler.show.page.plan_page import plan_page
+from dslc.compiler.show.page.content import PageSide, RunFigures
+from dslc.compiler.show.page.plan_page import page
 from dslc.compiler.show.picture import write
 from dslc.dsl.plain import plain
 from dslc.terminal.exit_codes import GOOD, CommandFailedError
 
 
 def main(arguments: argparse.Namespace) -> int:
-    from dslc.commands.plan import plan_of
-
     if os.path.splitext(arguments.output)[1] not in (".svg", ".png", ".dot", ".html"):
         raise CommandFailedError(plain(f"{arguments.output}: a picture is .svg, .png, .dot or .html"))
-    _, plan, _ = plan_of(arguments)
-    if arguments.output.endswith(".html"):
-        with open(arguments.output, "w", encoding="utf-8") as file:
-            file.write(plan_page(plan, arguments.view))
+    is_page = arguments.output.endswith(".html")
+    if arguments.second is not None and not is_page:
+        raise CommandFailedError(plain(f"{arguments.output}: two plans are shown by a page, a .html file"))
+    if arguments.second is not None:
+        _write_page(arguments.output, _pair_page(arguments))
+    elif is_page:
+        side = _side(arguments.job, arguments.job, _plan(arguments))
+        _write_page(arguments.output, page([side], arguments.view))
     else:
-        write(draw(plan, arguments.view), arguments.output)
+        write(draw(_plan(arguments), arguments.view), arguments.output)
     print(plain(f"{arguments.output} written"), file=sys.stderr)
     return GOOD
+
+
+def _plan(arguments: argparse.Namespace) -> PlanView:
+    from dslc.commands.plan import plan_of
+
+    job = os.path.join(arguments.job, "plan.json") if os.path.isdir(arguments.job) else arguments.job
+    _, plan, _ = plan_of(argparse.Namespace(**{**vars(arguments), "job": job}))
+    return plan
+
+
+def _pair_page(arguments: argparse.Namespace) -> str:
+    from dslc.compiler.graph.plan_view import plan_view
+    from dslc.jobs.compared_plans import comparison_of, open_side
+
+    first = open_side(arguments.job, [], arguments.trace)
+    second = open_side(arguments.second, arguments.settings, arguments.trace)
+    sides = [
+        _side(path, opened.name, plan_view(opened.graph))
+        for path, opened in ((arguments.job, first), (arguments.second, second))
+    ]
+    return page(sides, arguments.view, comparison_of(first, second))
+
+
+def _side(path: str, name: str, plan: PlanView) -> PageSide:
+    return PageSide(name=name, plan=plan, run=_figures(path) if os.path.isdir(path) else None)
+
+
+def _figures(folder: str) -> RunFigures:
+    from dslc.launching.run_state import run_states
+    from dslc.runs.run_figures import run_figures
+
+    (state,) = run_states([folder])
+    try:
+        return run_figures(folder, state.line())
+    except ValueError as error:
+        raise CommandFailedError(plain(str(error))) from None
+
+
+def _write_page(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from dslc.compiler.ir.number_text import byte_text, time_text
+from dslc.compiler.show.page.content import ReportLine
 from dslc.runtime.measure.collectives import FIRST_STEP
 from dslc.terminal.tables import console
 
@@ -18,27 +19,49 @@ def show_report(report: Mapping[str, Any], screen: TextIO | None = None) -> None
     table = Table("ranks", "what", box=None, pad_edge=False)
     for column in ("predicted", "measured", "difference"):
         table.add_column(column, justify="right")
-    lines: dict[tuple[str, ...], list[int]] = {}
-    for rank in report["ranks"]:
-        for line in _lines(rank):
-            lines.setdefault(line, []).append(rank["rank"])
-    for line, ranks in sorted(lines.items(), key=lambda item: item[1]):
-        table.add_row(_span(ranks), *line)
-    times = report["step_time"]
-    source = f" ({times['source']})" if times.get("source") not in (None, "measured") else ""
-    table.add_row("all", f"time of a step{source}", *_pair(times["predicted"], times["measured"], time_text))
-    first = report["ranks"][0]
-    for phase, figures in first["phases"].items():
-        seconds = [rank["phases"][phase]["measured"] for rank in report["ranks"]]
-        measured = statistics.median(seconds) if None not in seconds else None
-        table.add_row("all", f"of it {phase}, at the median", *_pair(figures["predicted"], measured, time_text))
+    for line in [*merged_lines(report, _lines), *_step_lines(report)]:
+        table.add_row(line.ranks, line.what, line.predicted, line.measured, line.difference)
     shown = console(screen)
     shown.print(table)
-    if not first["recorded"]:
+    if not report["ranks"][0]["recorded"]:
         shown.print(f"collectives are recorded from step {FIRST_STEP} on, and there were fewer")
 
 
-def _lines(rank: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+def report_lines(report: Mapping[str, Any]) -> list[ReportLine]:
+    """Returns the lines of a report: those of a step first, then those of the ranks."""
+    return [*_step_lines(report), *merged_lines(report, _lines)]
+
+
+def merged_lines(
+    report: Mapping[str, Any], lines_of: Callable[[Mapping[str, Any]], Iterable[tuple[str, str, str, str]]]
+) -> list[ReportLine]:
+    """Returns the lines of all ranks, each once with the ranks that have it."""
+    ranks: dict[tuple[str, str, str, str], list[int]] = {}
+    for rank in report["ranks"]:
+        for line in lines_of(rank):
+            ranks.setdefault(line, []).append(rank["rank"])
+    return [
+        ReportLine(ranks=_span(numbers), what=what, predicted=predicted, measured=measured, difference=difference)
+        for (what, predicted, measured, difference), numbers in sorted(ranks.items(), key=lambda item: item[1])
+    ]
+
+
+def _step_lines(report: Mapping[str, Any]) -> Iterator[ReportLine]:
+    times = report["step_time"]
+    source = f" ({times['source']})" if times.get("source") not in (None, "measured") else ""
+    yield _step_line(f"time of a step{source}", times["predicted"], times["measured"])
+    for phase, figures in report["ranks"][0]["phases"].items():
+        seconds = [rank["phases"][phase]["measured"] for rank in report["ranks"]]
+        measured = statistics.median(seconds) if None not in seconds else None
+        yield _step_line(f"of it {phase}, at the median", figures["predicted"], measured)
+
+
+def _step_line(what: str, predicted: float | None, measured: float | None) -> ReportLine:
+    ours, theirs, difference = _pair(predicted, measured, time_text)
+    return ReportLine(ranks="all", what=what, predicted=ours, measured=theirs, difference=difference)
+
+
+def _lines(rank: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     memory = rank["memory"]
     if memory["measured"] is not None:
         for kind, measured in memory["measured"].items():

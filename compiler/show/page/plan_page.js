@@ -9,9 +9,13 @@ function dataOf(id) {
   return JSON.parse(document.getElementById(id)?.textContent ?? "null");
 }
 
-/** @type {Plan} */
-const plan = dataOf("plan");
-const everything = searchable(plan);
+/** @typedef {{plan: Plan, timeline: Timeline, curves: Curve[] | null, name: string}} Side */
+/** @type {Side[]} */
+const sides = ["", "-2"].filter((suffix) => document.getElementById(`plan${suffix}`)).map((suffix, n) => (
+  { plan: dataOf(`plan${suffix}`), timeline: dataOf(`timeline${suffix}`), curves: dataOf(`curves${suffix}`),
+    name: document.querySelector(`[data-side="${n}"] h3`)?.textContent ?? "" }));
+/** @type {[string, Subject][]} */
+const everything = [...new Map(sides.flatMap((side) => searchable(side.plan)))];
 
 /** @param {Element} element @returns {Subject} */
 function subjectOf(element) {
@@ -20,12 +24,17 @@ function subjectOf(element) {
     .map((kind) => [kind, Number(box.dataset[kind])]));
 }
 
+/** The boxes of each side, with what they stand for. */
+const boxes = sides.map((_, n) => [...document.querySelectorAll(`[data-side="${n}"] g[data-pipeline]`)]
+  .map((box) => ({ box, subject: subjectOf(box) })));
+
 /** @returns {Subject} */
 function fromAddress() {
   const pairs = new URLSearchParams(location.hash.slice(1)), layer = pairs.get("layer");
   const numbers = NUMBERED.filter((kind) => /^\d+$/.test(pairs.get(kind) ?? "")).map((kind) => [kind, Number(pairs.get(kind))]);
   if (layer === null) return Object.fromEntries(numbers);
-  return { ...Object.fromEntries(numbers), layer: layerOf(plan, { layer }) < 0 ? plan.layers[Number(layer)]?.name ?? layer : layer };
+  const isName = sides.some((side) => layerOf(side.plan, { layer }) >= 0);
+  return { ...Object.fromEntries(numbers), layer: isName ? layer : sides[0].plan.layers[Number(layer)]?.name ?? layer };
 }
 
 /** Selects by the address, so that a link and the back button lead to the same. @param {Subject} chosen */
@@ -35,17 +44,29 @@ function select(chosen) {
 }
 
 function show() {
-  const chosen = completed(plan, fromAddress());
-  const any = Object.values(chosen).some((value) => value !== undefined);
+  const given = fromAddress(), any = Object.keys(given).length > 0;
   document.body.classList.toggle("selecting", any);
-  for (const box of document.querySelectorAll("g[data-pipeline]")) {
-    const isChosen = any && matches(subjectOf(box), chosen);
-    box.classList.toggle("chosen", isChosen);
-    if (box.role) box.ariaPressed = String(isChosen);
-  }
   const aside = /** @type {HTMLElement} */ (document.getElementById("details"));
-  aside.replaceChildren(...(any ? details(plan, chosen) : []).flatMap(sectionElements));
+  aside.replaceChildren();
+  for (const [n, side] of sides.entries()) {
+    const chosen = completed(side.plan, given);
+    for (const { box, subject } of boxes[n]) {
+      const isChosen = any && matches(subject, chosen);
+      box.classList.toggle("chosen", isChosen);
+      if (box.role) box.ariaPressed = String(isChosen);
+    }
+    if (any) aside.append(sideElement(side, details(side.plan, chosen)));
+  }
   if (!any) aside.textContent = "Select a rank, a stage, an action or an exchange in any view, or search for a layer.";
+}
+
+/** @param {Side} side @param {Section[]} sections */
+function sideElement(side, sections) {
+  const element = document.createElement("div"), name = document.createElement("p");
+  name.className = "name";
+  name.textContent = sections.length ? side.name : `${side.name || "the plan"} has none`;
+  element.append(...(name.textContent ? [name] : []), ...sections.flatMap(sectionElements));
+  return element;
 }
 
 /** @param {Section} section */
@@ -63,12 +84,26 @@ function sectionElements({ title, rows }) {
   return [heading, table];
 }
 
+/** Moves the cursors of the other sides to the same time; where one has no seconds, to the same share of the step.
+ * @param {number} from @param {number} time */
+function moveOthers(from, time) {
+  const { timed, total } = sides[from].timeline;
+  for (const [n, { timeline }] of sides.entries()) {
+    if (n !== from) cursors[n]?.(timed && timeline.timed ? time : time / total * timeline.total);
+  }
+}
+
+/** @type {((time: number) => void)[]} */
+const cursors = [];
 for (const canvas of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(".canvas"))) {
   makeMovable(canvas);
   makeReachable(canvas);
-  const place = /** @type {HTMLElement | null} */ (canvas.parentElement?.querySelector(".moment"));
-  if (place) makeCursor(canvas, place, dataOf("timeline"));
+  const side = /** @type {HTMLElement} */ (canvas.closest(".side")), n = Number(side.dataset.side);
+  const place = /** @type {HTMLElement | null} */ (side.querySelector(".moment"));
+  if (place) cursors[n] = makeCursor(canvas, place, sides[n].timeline, (time) => moveOthers(n, time));
 }
+const run = document.querySelector("section.run");
+if (run) addCurves(run, sides.map((side) => side.curves ?? []));
 let pressedAt = { x: 0, y: 0 };
 document.addEventListener("pointerdown", (event) => { pressedAt = { x: event.clientX, y: event.clientY }; });
 document.addEventListener("click", (event) => {

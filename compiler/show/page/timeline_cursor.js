@@ -91,6 +91,8 @@ function makeCursor(canvas, place, timeline, onMove) {
   const { table, update } = momentTable(timeline);
   const note = document.createElement("p");
   note.textContent = MEMORY_NOTE;
+  label.className = "slider";
+  note.className = "note";
   place.append(label, table, note);
 
   const edges = edgesOf(timeline);

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 import shutil
 import subprocess
 from collections import Counter
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from helpers import made_plans
+from helpers.browser import needs_chromium, run_in_page
 from helpers.paths import ROOT
 
 from dslc.compiler.ir.number_text import byte_text
@@ -23,7 +22,7 @@ from dslc.compiler.show.page.subjects import SubjectTable
 from dslc.compiler.show.page.timeline import timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
-CHROMIUM, TSC = shutil.which("chromium"), shutil.which("tsc")
+TSC = shutil.which("tsc")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +75,6 @@ def test_a_moment_adds_the_kept_activations_to_the_state() -> None:
 
 
 ACTIONS = """
-(() => {
 const seen = [];
 const look = (what) => seen.push([what, location.hash, document.querySelectorAll(".chosen[data-rank][role]").length,
   [...document.querySelectorAll("#details h2")].map((each) => each.textContent)]);
@@ -118,22 +116,14 @@ press(box, "ArrowRight");
 const reached = document.activeElement.ariaLabel;
 const stops = document.querySelectorAll('svg [tabindex="0"]').length;
 const reset = svg.getAttribute("viewBox").split(" ").map(Number);
-const shown = { seen, results, closer, cursor, reached, stops, reset, before };
-document.body.replaceChildren(JSON.stringify(shown));
-})();
+return { seen, results, closer, cursor, reached, stops, reset, before };
 """
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+@needs_chromium
 def test_a_reader_selects_searches_and_zooms_in_a_browser(tmp_path: Path, page: str) -> None:
-    path = tmp_path / "page.html"
-    path.write_text(page.replace("</body>", f"<script>{ACTIONS}</script></body>"), encoding="utf-8")
-    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    run = subprocess.run([*map(str, command), "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=120)
-    body = re.findall(r"<body[^>]*>(\{.*\})\s*</body>", run.stdout, re.DOTALL)
-    assert body, run.stdout[-2000:] + run.stderr[-2000:]
-    shown: dict[str, Any] = json.loads(html.unescape(body[0]))
+    shown = run_in_page(tmp_path, page, ACTIONS)
     plan = made_plans.sixteen()
     click, enter, search, escape = shown["seen"]
     assert click[1] == "#rank=9&pipeline=1" and click[3] == ["rank 9, one of ranks 8 to 15 holds", "sends", "waits for"]

@@ -1,0 +1,62 @@
+"""The content of a page: a plan, the figures of its run, and how it differs from another plan."""
+
+from __future__ import annotations
+
+from dslc.compiler.ir.plan import PlanView
+from dslc.dsl.record import Record, record
+
+
+@record
+class ReportLine(Record):
+    """One figure of a run as text, predicted beside measured; `ranks` are those it is of, or `all`."""
+
+    ranks: str
+    what: str
+    predicted: str
+    measured: str
+    difference: str
+
+
+@record
+class Curve(Record):
+    """The values of a metric over the steps, in one split; None for a number that was not finite."""
+
+    metric: str
+    split: str
+    points: tuple[tuple[int, float | None], ...]
+
+
+@record
+class RunFigures(Record):
+    """What a run measured. `state` is a sentence; `curves` may leave out points between the least and the greatest."""
+
+    folder: str
+    state: str
+    lines: tuple[ReportLine, ...]
+    curves: tuple[Curve, ...]
+
+
+@record
+class PageSide(Record):
+    """A plan of the page, by the name that the reader gave it; and the run that followed it."""
+
+    name: str
+    plan: PlanView
+    run: RunFigures | None = None
+
+
+@record
+class ComparedSection(Record):
+    """Differences of one kind: (what, before, after, change in percent)."""
+
+    title: str
+    rows: tuple[tuple[str, str, str, str], ...]
+
+
+@record
+class Comparison(Record):
+    """How two plans differ, as `dslc diff` says it."""
+
+    summary: str
+    checkpoints: str
+    sections: tuple[ComparedSection, ...]
