@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from dslc.terminal.argument_types import byte_count, count, node_and_gpu_counts
 from dslc.terminal.exit_codes import GOOD, WRONG_USAGE, CommandFailedError
 
 TYPE_CHECKING = False
@@ -81,7 +82,7 @@ def _run(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--parallel",
         metavar="N",
-        type=_count,
+        type=count,
         default=1,
         help="of a sweep: train so many combinations at once, each on cores or GPUs of its own",
     )
@@ -156,7 +157,7 @@ def _data(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--samples",
         metavar="N",
-        type=lambda text: _count(text, 10**15),
+        type=lambda text: count(text, 10**15),
         default=100_000,
         help="read at most this many samples of each split, spread evenly (default: 100000)",
     )
@@ -276,30 +277,12 @@ def _export(made: argparse.ArgumentParser) -> None:
         "-o", "--output", metavar="PATH", required=True, help=".safetensors, .pt, or a folder for `from_pretrained`"
     )
     made.add_argument(
-        "--max-shard-size", metavar="SIZE", type=_bytes, help="the most bytes of a file in the folder (default: 50GB)"
+        "--max-shard-size",
+        metavar="SIZE",
+        type=byte_count,
+        help="the most bytes of a file in the folder (default: 50GB)",
     )
     made.add_argument("--adapter", action="store_true", help="the adapter alone, into a folder for peft")
-
-
-def _count(text: str, limit: int = 10_000) -> int:
-    import argparse
-
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text[:19]) <= limit:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 to {limit:,}")
-    return int(text)
-
-
-def _bytes(text: str) -> int:
-    import re
-
-    from dslc.dsl.language.units import in_base_units
-
-    parts = re.fullmatch(r"(\d{1,15})\s*([A-Za-z]+)", text)
-    unit = parts[2] if parts is not None else ""
-    found = in_base_units(int(parts[1]), "kB" if unit == "KB" else unit) if parts is not None else None
-    if found is None or found.dimension != "bytes" or found.value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a size such as 5GB")
-    return int(found.value)
 
 
 def _fmt(made: argparse.ArgumentParser) -> None:
@@ -380,20 +363,9 @@ def _config_arguments(made: argparse.ArgumentParser, help: str) -> None:
     made.add_argument(
         "--devices",
         metavar="[NODES x]GPUS",
-        type=_node_and_gpu_counts,
+        type=node_and_gpu_counts,
         help="the devices, where no file states them: 8, or 2x8 for two nodes",
     )
-
-
-def _node_and_gpu_counts(text: str) -> tuple[int, int]:
-    import argparse
-    import re
-
-    parts = re.fullmatch(r"(?:(\d{1,5})\s*x\s*)?(\d{1,5})", text, re.ASCII)
-    nodes, gpus = (int(parts[1] or 1), int(parts[2])) if parts else (0, 0)
-    if nodes < 1 or gpus < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of GPUs such as 8, or of nodes and GPUs such as 2x8")
-    return nodes, gpus
 
 
 def _lsp(made: argparse.ArgumentParser) -> None:

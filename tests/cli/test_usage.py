@@ -95,3 +95,17 @@ def test_the_tables_name_what_is_there() -> None:
         assert all(option in CHOICES[command]._option_string_actions for option in re.findall(r"--\w+", rest))
     assert not set(CHOICES) & set(aliases().commands)
     assert not set(aliases().options) & {*aliases().fields, *aliases().absent}
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("run job.plt --parallel 0", "0 is not a number from 1 to 10,000"),
+        ("export job.plt -o x --max-shard-size 5", "5 is not a size such as 5GB"),
+        ("convert x.json --devices 2x", "2x is not a number of GPUs such as 8, or of nodes and GPUs such as 2x8"),
+    ],
+)
+def test_a_value_that_is_none_is_said(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        PARSER.parse_args(line.split())
+    assert said in capsys.readouterr().err
