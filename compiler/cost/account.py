@@ -53,6 +53,7 @@ from dslc.compiler.ir.actions import Payload
 from dslc.compiler.ir.memory import LayerShare, MemoryNode, Phase
 from dslc.compiler.ir.nodes import ParameterNode
 from dslc.compiler.operations.exchange_rules import kept_bytes, passing_bytes, summed_bytes
+from dslc.compiler.placement.losses import makes_outputs_ahead
 from dslc.compiler.placement.sharding import (
     fused_on,
     low_copy,
@@ -241,7 +242,7 @@ class _Account:
             self._copies.append(self._copies[-1] + (0 if layer.again else layer.copies))
         self._stop("between two steps", None, state.gradients, 0, 0, phase="rest")
         last_microbatch = self._layout.microbatches - 1
-        if self._whole is not None and last_microbatch:
+        if makes_outputs_ahead(self._job, self._layout):
             self._forward_all_microbatches(self._whole)
         second_last = (
             [last_microbatch - 1] if self._sharding.engine not in ("none", "local") and last_microbatch else []
@@ -406,20 +407,23 @@ class _Account:
                 activations -= half.freed
             gradients = self._leave(engine, n, activations, gradients, is_final=n + 1 == stage.layers.stop)
 
-    def _forward_all_microbatches(self, loss: LossBytes) -> None:
-        """Makes the outputs of all micro-batches, keeps nothing else of their passes, and makes their loss."""
+    def _forward_all_microbatches(self, loss: LossBytes | None) -> None:
+        """Makes the outputs of all micro-batches, keeps nothing else of their passes, and makes their loss. Without a
+        loss that compares samples, no output is kept.
+        """
         engine = self._engine(0)
         (stage,) = self._stages
         gradients = engine.begin(self._actions(stage, "F", False)[0].gathered, stage.layers, 0)
         for n, layer in enumerate(self._bytes):
             gradients = engine.forward(n)
-            passing = layer.copies + layer.input + layer.output + loss.outputs // 2
+            passing = layer.copies + layer.input + layer.output + (loss.outputs // 2 if loss is not None else 0)
             label = f"forward pass of {self._name(n)}, ahead"
             self._stop(label, None, gradients, engine.communication, passing, by_layer=False)
         engine.end()
         communication = engine.communication
-        held_bytes = loss.outputs + max(loss.forward, loss.backward)
-        self._stop("loss of all micro-batches", None, gradients, communication, held_bytes, phase="point")
+        if loss is not None:
+            held_bytes = loss.outputs + max(loss.forward, loss.backward)
+            self._stop("loss of all micro-batches", None, gradients, communication, held_bytes, phase="point")
 
     def _loss(self, gradients: int, communication: int, activations: int) -> None:
         forward = int(self._samples * loss_bytes(self._job, self._model)[0])

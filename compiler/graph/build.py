@@ -27,7 +27,7 @@ from dslc.compiler.operations.pipeline import messages
 from dslc.compiler.operations.weights import numbers, shared_weights, weight_groups
 from dslc.compiler.operations.zero1 import updated_numbers
 from dslc.compiler.placement.axes import AXES
-from dslc.compiler.placement.losses import makes_outputs_ahead
+from dslc.compiler.placement.losses import compares, makes_outputs_ahead
 from dslc.compiler.placement.lowering import Issue, lowered, row_without_pipeline
 from dslc.compiler.placement.schedules import ScheduleTable
 from dslc.compiler.placement.sharding import Sharding, offloaded, trained
@@ -102,6 +102,7 @@ def _partial_data(analysis: Analysis) -> records.DataNode:
         microbatch=workload.microbatch,
         microbatches=analysis.layout.microbatches,
         ahead=makes_outputs_ahead(job, analysis.layout),
+        counted_ahead=makes_outputs_ahead(job, analysis.layout) and not compares(job.model.loss),
         steps_per_epoch=workload.steps_per_epoch,
         steps=workload.steps,
         stream=workload.stream,

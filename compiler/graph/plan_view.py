@@ -134,6 +134,7 @@ def _ranks(plan: PlanGraph) -> tuple[RankNode, ...]:
 def _data(plan: PlanGraph) -> records.DataNode:
     step, batches, training = plan.one(p.DataStep), plan.one(records.Batches), plan.one(p.Training)
     reference = next((loss.reference for _, loss in plan.of_kind(p.LossStep)), None)
+    has_passes_ahead = any(plan.of_kind(ForwardAhead))
     return records.DataNode(
         source=step.source,
         pictures=tuple(change for part in step.parts or (step,) for change in picture_changes(part.pictures)),
@@ -159,7 +160,8 @@ def _data(plan: PlanGraph) -> records.DataNode:
         most_share=batches.most_share,
         microbatch=_microbatch(plan),
         microbatches=batches.microbatches,
-        ahead=any(plan.of_kind(ForwardAhead)),
+        ahead=has_passes_ahead,
+        counted_ahead=has_passes_ahead and not any(loss.together for _, loss in plan.of_kind(p.LossStep)),
         steps_per_epoch=training.steps_per_epoch,
         steps=training.steps,
         stream=step.stream,

@@ -32,6 +32,8 @@ Propositions, each proved once the passes so far have added its subject:
     compared    a loss that compares samples has the outputs of all micro-batches and of all its ranks before the first
                 backward pass. Gradients go back to the ranks that the outputs came from. A loss of pairs sums the
                 log-probabilities of each micro-batch over the pieces of its answers, before its backward pass.
+    routed      rows that are sent to experts find each expert once, and their results and gradients return.
+    balanced    a balance loss has the tokens of each expert of the global batch before the first backward pass.
     totals      the totals of exchanges that are shown for a process are the sums over its actions.
     held        no stage holds the activations of more micro-batches than the account says.
     memory      the peak is within the limit, and counts the parameters that the rank holds.
@@ -49,7 +51,7 @@ from collections.abc import Callable
 
 from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.graph.proofs.exchange import check_inexact_exchange
-from dslc.compiler.graph.proofs.experts import routed
+from dslc.compiler.graph.proofs.experts import balanced, routed
 from dslc.compiler.graph.proofs.flow import counts, gathered, summed, weights
 from dslc.compiler.graph.proofs.losses import compared
 from dslc.compiler.graph.proofs.places import devices, layers, memory, samples
@@ -87,6 +89,7 @@ PROPOSITIONS: tuple[tuple[str, str, Callable[[View], str]], ...] = (
     ("counts", "exchange", counts),
     ("compared", "exchange", compared),
     ("routed", "exchange", routed),
+    ("balanced", "exchange", balanced),
     ("totals", "exchange", totals),
     ("held", "order_actions", check_held_microbatches),
     ("memory", "account", memory),
@@ -95,7 +98,7 @@ PROPOSITIONS: tuple[tuple[str, str, Callable[[View], str]], ...] = (
 
 
 # Those on exchanges, which are unknown for a user's own network that was not traced.
-OF_A_MODEL = frozenset({gathered, summed, check_inexact_exchange, counts, compared, routed})
+OF_A_MODEL = frozenset({gathered, summed, check_inexact_exchange, counts, compared, routed, balanced})
 
 
 class Unsound(Exception):

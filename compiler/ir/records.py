@@ -341,7 +341,8 @@ class DataNode(Record):
     validation_sets: tuple[tuple[str, int], ...] = ()  # name and samples of sets that have names
     most_share: int = 0  # the largest share, if the run measures the shares
     reference: str = ""  # of a loss of pairs: `initial`, `adapter_off`, or the path of weights; computed before step 1
-    ahead: bool = False  # the outputs of all micro-batches are made first, as their loss compares them
+    ahead: bool = False  # the forward passes of all micro-batches come first, and again later
+    counted_ahead: bool = False  # they do so for the tokens of each expert alone
 
 
 @record

@@ -84,6 +84,7 @@ def _cast_tokens(x: Value, t: Tape) -> Value:
 def router(layer_spec: ExpertRouter, x: Value, t: Tape) -> Value:
     spec, width = layer_spec.spec, x.shape[-1]
     tokens, rate = x.count // width, spec.balance.rate if isinstance(spec.balance, s.BalanceBias) else None
+    factor = spec.balance.factor if isinstance(spec.balance, s.BalanceLoss) else None
     t.module(
         ".Router",
         width=width,
@@ -93,16 +94,19 @@ def router(layer_spec: ExpertRouter, x: Value, t: Tape) -> Value:
         normalize=spec.normalize,
         scale=spec.scale,
         rate=rate,
+        factor=factor,
     )
     bound = 1 / sqrt(width)
     t.parameter("weight", (spec.experts, width), "uniform", -bound, bound)
     if rate is not None:
         t.buffer("e_score_correction_bias", (spec.experts,), "float32")
     t.buffer("load", (spec.experts,), "int64", saved=False)
+    if factor is not None:
+        t.buffer("probability_sum", (spec.experts,), "float32", saved=False)
     logits = t.product(x, x.count * spec.experts, tokens, spec.experts)
     logits = t.operation(t.cast(x), gives=logits)
     scores = logits.new(tokens, spec.experts, low=False)
-    if scores.grad and not spec.normalize:
+    if scores.grad and (not spec.normalize or factor is not None):
         t.keep(scores)
     scores = t.operation(logits, gives=scores)
     weights = scores.new(tokens, spec.top_k)
@@ -114,7 +118,20 @@ def router(layer_spec: ExpertRouter, x: Value, t: Tape) -> Value:
             logarithms = (spec.score == "sigmoid") * (2 if t.around.on_cpu else 1)  # on a CPU torch keeps two tensors
             t.keep_bytes(4 * weights.count * (1 + logarithms), 4 * weights.count * (1 + logarithms))
         weights = t.operation(weights, gives=weights.new(*weights.shape))
-    return weights if spec.scale == 1.0 else t.operation(weights, gives=weights.new(*weights.shape))
+    if spec.scale != 1.0:
+        weights = t.operation(weights, gives=weights.new(*weights.shape))
+    return weights if factor is None else _with_balance_loss(spec, weights, scores, t)
+
+
+def _with_balance_loss(spec: s.MixtureOfExperts, weights: Value, scores: Value, t: Tape) -> Value:
+    """Returns the weights, from which the gradient of the balance loss goes to the scores too."""
+    probabilities = scores
+    if spec.score == "sigmoid":
+        probabilities = scores.new(*scores.shape)
+        if scores.grad:
+            t.keep_bytes(4 * scores.shape[0], 4 * scores.shape[0])  # each token's sum
+        probabilities = t.operation(scores, gives=probabilities)
+    return t.operation(weights, probabilities, gives=weights.new(*weights.shape), view=True)
 
 
 @layer(GroupedExperts)
@@ -169,18 +186,6 @@ def _check(spec: s.MixtureOfExperts, x: Value, t: Tape) -> None:
             spec,
             "capacity",
             help=remedy(remove_at(spec.value_span("capacity"))),
-        )
-    if isinstance(spec.balance, s.BalanceLoss):
-        t.fail(
-            "E0232",
-            "this version does not balance experts by a loss",
-            spec,
-            "balance",
-            help=remedy(
-                set_argument(spec.span, "balance", "bias(0.001)"),
-                " balances them; or ",
-                remove_at(spec.value_span("balance")),
-            ),
         )
     if spec.hidden % WIDTH_STEP:
         near = [n for n in (spec.hidden // WIDTH_STEP * WIDTH_STEP, -(-spec.hidden // WIDTH_STEP) * WIDTH_STEP) if n]

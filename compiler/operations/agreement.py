@@ -6,7 +6,16 @@ from collections.abc import Iterator
 
 from dslc.compiler.ir.actions import ALWAYS, Cadence, Payload
 from dslc.compiler.operations.coordinate import Coordinate
-from dslc.compiler.operations.moments import BEFORE_PASSES, BEFORE_UPDATE, RankGroup, StepOperation, operation
+from dslc.compiler.operations.moments import (
+    BEFORE_PASSES,
+    BEFORE_UPDATE,
+    LAST_OUTPUT,
+    LAST_OUTPUT_AHEAD,
+    RankGroup,
+    StepOperation,
+    operation,
+)
+from dslc.compiler.placement.losses import makes_outputs_ahead
 from dslc.compiler.placement.sharding import leaves_out_steps
 
 
@@ -25,17 +34,20 @@ def counts_of_samples(place: Coordinate) -> Iterator[StepOperation]:
 
 
 def counts_of_experts(place: Coordinate) -> Iterator[StepOperation]:
-    """Yields the sum of the tokens of each expert whose bias follows them, over the ranks that hold other tokens."""
+    """Yields the sums of the tokens of each expert over the ranks that hold other tokens: of experts whose balance loss
+    needs them before the first backward pass, and of experts whose bias follows them.
+    """
     sizes = place.layout.sizes
-    counts = [
-        buffer.shape[0]
-        for layer in (place.layers if place.model.root is not None else ())
-        for buffer in layer.buffers
-        if buffer.name.endswith("e_score_correction_bias")
-    ]
     group = RankGroup(axis="data", ranks=sizes["data"] * sizes["context"], stride=place.layout.stride("context"))
-    if counts:
-        yield operation("all_reduce", Payload.EXPERT_COUNTS, group, BEFORE_UPDATE, [8 * sum(counts)], dtype="int64")
+    buffers = [buffer for layer in (place.layers if place.model.root is not None else ()) for buffer in layer.buffers]
+    counted = LAST_OUTPUT_AHEAD if makes_outputs_ahead(place.job, place.layout) else LAST_OUTPUT
+    for name, what, moment in (
+        ("probability_sum", Payload.BALANCE_COUNTS, counted),
+        ("e_score_correction_bias", Payload.EXPERT_COUNTS, BEFORE_UPDATE),
+    ):
+        experts = sum(buffer.shape[0] for buffer in buffers if buffer.name.endswith(name))
+        if experts:
+            yield operation("all_reduce", what, group, moment, [8 * experts], dtype="int64")
 
 
 def over_all_ranks(place: Coordinate) -> Iterator[StepOperation]:

@@ -12,7 +12,8 @@ from dslc.compiler.ir.nodes import LayerNode
 from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.model.pieces import gathers_by_layer
 from dslc.compiler.operations.coordinate import Coordinate
-from dslc.compiler.operations.moments import BACKWARD, FORWARD, StepOperation, operation
+from dslc.compiler.operations.moments import BACKWARD, FORWARD, OUTPUT, StepOperation, operation
+from dslc.compiler.placement.losses import makes_outputs_ahead
 from dslc.compiler.placement.sharding import low_dtype, recomputed
 from dslc.dsl.language.preferences import PreferenceLoss
 
@@ -23,6 +24,7 @@ def context_axis(place: Coordinate) -> Iterator[StepOperation]:
     """
     layout = place.layout
     again = set(recomputed(place.job, place.model))  # layers whose forward pass gathers again
+    ahead = makes_outputs_ahead(place.job, place.layout)
     low = low_dtype(place.job)
     size = 2 * DTYPE_BYTES[low] * place.workload.microbatch
     scattered, gathered = list[int](), list[int]()
@@ -30,20 +32,20 @@ def context_axis(place: Coordinate) -> Iterator[StepOperation]:
     for layer in place.layers:
         for numbers, _ in own.get(layer.name, ()):
             scattered.append(size // 2 * numbers)
-            gathered += [scattered[-1] // layout.sizes["context"]] * (1 + (layer.name in again))
+            gathered += [scattered[-1] // layout.sizes["context"]] * (1 + (layer.name in again) + ahead)
         for part in layer.parts:
             if part.kind == "attention":
                 # Separate projections of keys and values may be narrower than the input.
                 keys = next((p.gives for p in layer.parts if p.name == f"{part.name}.k_proj"), part.takes)
                 scattered.append(size * prod(keys) // layout.sizes["tensor"])
-                gathered += [scattered[-1] // layout.sizes["context"]] * (1 + (layer.name in again))
+                gathered += [scattered[-1] // layout.sizes["context"]] * (1 + (layer.name in again) + ahead)
     group, times = place.along("context"), layout.microbatches
     yield operation("all_gather", Payload.KEYS_AND_VALUES, group, FORWARD, gathered, dtype=low, times=times)
     yield operation("reduce_scatter", Payload.KEY_VALUE_GRADIENTS, group, BACKWARD, scattered, dtype=low, times=times)
     loss, last = place.job.model.loss, len(place.stages) - 1
     if isinstance(loss, PreferenceLoss) and last in place.mine:
         sums = 4 * place.workload.microbatch * (1 if loss.word == "dpo" else 2)  # and the numbers of tokens
-        yield operation("all_reduce", Payload.ANSWER_SUMS, group, FORWARD, [sums], times=times, stage=last)
+        yield operation("all_reduce", Payload.ANSWER_SUMS, group, OUTPUT, [sums], times=times, stage=last)
 
 
 def expert_axis(place: Coordinate) -> Iterator[StepOperation]:
@@ -51,13 +53,14 @@ def expert_axis(place: Coordinate) -> Iterator[StepOperation]:
     are those of an even routing, where each expert gets as many rows; their number does not depend on the routing.
     """
     again = set(recomputed(place.job, place.model))  # layers whose forward pass sends again
+    ahead = makes_outputs_ahead(place.job, place.layout)
     low = low_dtype(place.job)
     counts, rows, gradients = list[int](), list[int](), list[int]()
     for layer in place.layers:
         has_gradient = any(q.name in place.whole.with_gradients for q in layer.parameters)
         for experts, numbers in expert_rows(layer):
             size = DTYPE_BYTES[low] * place.workload.microbatch * numbers // place.layout.sizes["context"]
-            passes = 1 + (layer.name in again and has_gradient)
+            passes = 1 + (layer.name in again and has_gradient) + ahead
             counts += [8 * experts] * passes
             rows += [size] * passes
             gradients += [size] * has_gradient

@@ -34,6 +34,7 @@ ALL_PASSES = Moment(kinds=(actions.ForwardAhead, actions.Forward, actions.Backwa
 WEIGHT_GRADIENTS = Moment(kinds=(actions.Backward, actions.WeightBackward))
 LAST_WEIGHT_GRADIENTS = Moment(kinds=(actions.Backward, actions.WeightBackward), which="last")
 REDUCE_GRADIENTS = Moment(kinds=(actions.ReduceGradients,))
+OUTPUT = Moment(kinds=(actions.Forward,))
 LAST_OUTPUT = Moment(kinds=(actions.Forward,), which="last")
 LAST_OUTPUT_AHEAD = Moment(kinds=(actions.ForwardAhead,), which="last")
 BEFORE_UPDATE = Moment(kinds=(actions.Update,), after=False)

@@ -1,9 +1,10 @@
-"""Losses that compare the samples of a batch: over which ranks, and in how many passes; and cross entropy in chunks.
+"""Losses of all samples of a batch: over which ranks, and in how many passes; and cross entropy in chunks.
 
 Model: a loss that compares samples is over the samples of all data ranks, or of the data ranks of a node. With several
 micro-batches each step begins with a forward pass of all of them without autograd, which makes their outputs ahead. The
 loss of these gives the gradient of each output, and the passes of each micro-batch use these gradients (GradCache: Gao
-et al. 2021, arXiv:2101.06983).
+et al. 2021, arXiv:2101.06983). A balance loss of experts needs the tokens of each expert in the global batch before the
+first backward pass: with several micro-batches the same passes ahead count them.
 
 Cross entropy with `chunks` is computed with the network's last dense layer, the head, some tokens at a time: the logits
 of a chunk exist, and never those of a micro-batch (runtime/technique/chunked_head.py). `auto` takes the fewest chunks
@@ -16,6 +17,7 @@ Limits: on several nodes `over = node` takes for granted that the ranks of a ten
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import ceil, prod
 
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph
@@ -23,6 +25,7 @@ from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.shares import largest
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.layers import BalanceLoss, MixtureOfExperts
 from dslc.dsl.language.preferences import PreferenceLoss
 from dslc.dsl.language.registry import AUTO, Call
 from dslc.dsl.record import Record, record
@@ -61,8 +64,31 @@ def compared_ranks(job: JobSpec, layout: Layout) -> int:
 
 
 def makes_outputs_ahead(job: JobSpec, layout: Layout) -> bool:
-    """True if a step makes the outputs of all micro-batches first, and each of them again."""
-    return compares(job.model.loss) and layout.microbatches > 1
+    """True if a step runs the forward passes of all micro-batches first, and each of them again."""
+    if layout.microbatches == 1 or layout.sizes["pipeline"] > 1:
+        return False
+    return compares(job.model.loss) or has_balance_loss(job)
+
+
+def has_balance_loss(job: JobSpec) -> bool:
+    """True if a loss balances some experts of the network."""
+    return any(isinstance(mixture.balance, BalanceLoss) for mixture in mixtures(job))
+
+
+def mixtures(job: JobSpec) -> Iterator[MixtureOfExperts]:
+    """Yields the mixtures of experts in the job's network."""
+    yield from (call for call in calls_in(job.model.network) if isinstance(call, MixtureOfExperts))
+
+
+def calls_in(value: object) -> Iterator[Call]:
+    """Yields a call and those within it."""
+    if isinstance(value, Call):
+        yield value
+        for name in value.record_names:
+            yield from calls_in(getattr(value, name))
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from calls_in(item)
 
 
 def wants_chunks(job: JobSpec) -> bool:

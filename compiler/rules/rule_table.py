@@ -28,6 +28,7 @@ from dslc.compiler.rules.model.chunked_loss import check_chunks
 from dslc.compiler.rules.model.cross_sample_losses import check_loss_axes, check_whole_loss
 from dslc.compiler.rules.model.experts import (
     check_balance,
+    check_balance_loss,
     check_blocks_of_experts,
     check_compiled_experts,
     check_routers,
@@ -123,6 +124,7 @@ JOB: Rules = (
     (lambda k: check_conversations(k.job, k.source), ()),
     (lambda k: check_documents(k.job, k.layout, k.source, k.model), ()),
     (lambda k: check_balance(k.job), ()),
+    (lambda k: check_balance_loss(k.job, k.layout, k.workload), ()),
     (lambda k: check_compiled_experts(k.job), ()),
     (lambda k: check_blocks_of_experts(k.job), ()),
     (lambda k: check_routers(k.job), ()),

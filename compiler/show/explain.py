@@ -424,6 +424,8 @@ def _schedule(plan: PlanView) -> list[str]:
         if plan.data.microbatches == 1:
             return ["forward, backward, update"]
         forward_text = "the outputs of all micro-batches and their loss, then " if plan.data.ahead else ""
+        if plan.data.counted_ahead:
+            forward_text = "a forward pass of all micro-batches to count the tokens of each expert, then "
         return [f"{forward_text}forward and backward, {plan.data.microbatches} times, then the update"]
     stages = len(schedule.rows) * schedule.virtual_stages
     lines = [

@@ -287,8 +287,8 @@ class GatedMLP(Call):
 
 @call("balance", "loss")
 class BalanceLoss(Call):
-    """Adds to the loss, for each layer, `experts` times the sum over the experts of the share of tokens that an expert
-    gets, times its mean probability; the mean over the layers, over the global batch (Fedus et al. 2021,
+    """Adds to the loss of a training step, for each layer, `factor * experts` times the sum over the experts of the
+    share of tokens that an expert gets, times its mean probability, over the global batch (Fedus et al. 2021,
     arXiv:2101.03961).
     """
 

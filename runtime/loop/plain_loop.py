@@ -91,6 +91,12 @@ def _step(
     limit = float("inf") if job.clip is None else job.clip
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     routers = [module for module in model.modules() if isinstance(module, Router)]
+    balance_losses: list[Tensor] = []
+    for router in routers:
+        if router.factor is not None:
+            router.register_forward_hook(
+                lambda router, input, output: balance_losses.append(balance_loss(router, input[0], output[0]))
+            )
 
     def evaluate(batch: StepBatch) -> tuple[Tensor, Tensor]:
         ((input, target),) = batch.micro
@@ -101,7 +107,8 @@ def _step(
         low = job.precision.dtype != "float32"
         with torch.autocast(device.type, getattr(torch, job.precision.dtype)) if low else contextlib.nullcontext():
             output = call(model, model.forward, input) if job.data.structured else model(input)
-            loss = mean(output, target)
+            loss = sum(balance_losses, mean(output, target))
+        balance_losses.clear()
         draws.leave()
         optimizer.zero_grad()
         scaler.scale(loss).backward()
@@ -182,6 +189,17 @@ def _mean_of_pairs(step: LossStep, output: Tensor, target: Structure) -> Tensor:
             odds = [p.exp() / (1 - p.exp()) for p in (chosen_mean, rejected_mean)]
             losses = -chosen_mean - beta * torch.log(torch.sigmoid(torch.log(odds[0] / odds[1])))
     return losses.mean()
+
+
+def balance_loss(router: Router, tokens: Tensor, chosen: Tensor) -> Tensor:
+    """Returns the balance loss of one layer, as `transformers` states it; it differs in nothing but sigmoid scores."""
+    logits, experts = F.linear(tokens, router.weight), router.weight.shape[0]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    scores = logits.sigmoid() if router.score == "sigmoid" else logits.softmax(-1)
+    probabilities = (scores / scores.sum(-1, keepdim=True)).mean(0)
+    shares = F.one_hot(chosen, experts).to(logits.dtype).sum(1).mean(0)
+    assert router.factor is not None
+    return router.factor * experts * (shares * probabilities).sum()
 
 
 @torch.no_grad()

@@ -5,69 +5,42 @@ there are two rounds (GradCache: Gao et al. 2021, arXiv:2101.06983). The first m
 without autograd, and of these the loss and its gradient with respect to each output. In the second each micro-batch
 goes forward again, and backward with the gradient of its output: so the activations of one micro-batch exist at a time.
 
-Contract: the gradient equals the gradient of the whole batch at once. A micro-batch draws the same random numbers in
-both rounds, and finds the same buffers. The value of its loss is its share of the rank's sum, by samples.
-
-Limits: a forward pass gives the same output twice. Forward passes that gather or exchange do so twice.
+Contract: the gradient equals the gradient of the whole batch at once. The value of a micro-batch's loss is its share of
+the rank's sum, by samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar, cast
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
-from dslc.compiler.trace.structures import Structure, flatten, tensors, unflatten
+from dslc.compiler.trace.structures import flatten, tensors, unflatten
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.model.cross_sample_losses import WholeSum
 from dslc.runtime.model.custom_losses import samples_of
 from dslc.runtime.parallel.loss_gather import gathered_samples
-from dslc.runtime.process import random_numbers
 from dslc.runtime.step.assemble import TrainingComponents
+from dslc.runtime.step.forward_ahead import PassesAhead
 from dslc.runtime.technique.precision import autocast
-
-Forward = Callable[[Structure], Structure]
-Pass = TypeVar("Pass", bound=Callable[[Structure, Structure], Tensor])
 
 
 class WholeBatch:
-    """The loss of the micro-batches of a step: `begin` takes each batch, then `loss` each output of `forward`."""
+    """The loss of the micro-batches of a step: `begin` takes each batch, then `loss` each output."""
 
-    def __init__(
-        self,
-        job: JobProgram,
-        place: RankPlace,
-        parts: TrainingComponents,
-        forward: Forward,
-        enter: Callable[[int], None],
-    ) -> None:
+    def __init__(self, job: JobProgram, place: RankPlace, parts: TrainingComponents, passes: PassesAhead) -> None:
         assert isinstance(parts.loss, WholeSum)
         self._job, self._place, self._sum = job, place, parts.loss
-        self._plain, self._device, self._forward = parts.plain, parts.device, forward
-        self._enter = enter  # a pass over a micro-batch
+        self._device, self._passes = parts.device, passes
         gathered_samples(job, place, job.data.batch)  # all ranks make the groups now
         self._ahead: list[tuple[list[Tensor | None], Tensor]] = []  # by micro-batch: gradients of its output, its loss
-        self._drawn: list[dict[str, Tensor]] = []
 
     def begin(self, batch: StepBatch) -> None:
         """Takes up a batch; all ranks do, with as many micro-batches."""
         self._others = gathered_samples(self._job, self._place, batch.samples)
-        self._ahead, self._drawn = [], []
+        self._ahead = []
         if len(batch.micro) > 1:
             self._make_ahead(batch)
-
-    def wrap(self, work: Pass) -> Pass:
-        """Returns the pass of a micro-batch, which draws again what it drew ahead."""
-
-        def redraw(input: Structure, target: Structure) -> Tensor:
-            if self._drawn:
-                random_numbers.restore(self._drawn.pop(0), self._device)
-            return work(input, target)
-
-        return cast("Pass", redraw)
 
     def loss(self, output: object, target: object) -> Tensor:
         """Returns the sum of the losses of a micro-batch, differentiable in its output."""
@@ -80,7 +53,8 @@ class WholeBatch:
         return total + (value - total).detach()
 
     def _make_ahead(self, batch: StepBatch) -> None:
-        outputs = self._outputs(batch)
+        outputs: list[object] = []
+        self._passes.run(batch, outputs.append)
         sizes = [samples_of(output, 0) for output in outputs]
         output, target = concatenate(outputs), concatenate([target for _, target in batch.micro])
         del outputs
@@ -94,29 +68,6 @@ class WholeBatch:
         cut = [each.split(sizes) if each is not None else [None] * len(sizes) for each in made]
         for n, size in enumerate(sizes):
             self._ahead.append(([each[n] for each in cut], value * (size / max(1, sum(sizes)))))
-
-    @torch.no_grad()
-    def _outputs(self, batch: StepBatch) -> list[object]:
-        """Returns the outputs of the micro-batches, and leaves the buffers as they were."""
-        before: dict[str, Tensor] = {}
-
-        def keep(module: nn.Module, given: object) -> None:  # when the ranks have agreed on them
-            if not before:
-                before.update({name: buffer.clone() for name, buffer in module.named_buffers()})
-
-        hook = self._plain.register_forward_pre_hook(keep)
-        outputs = []
-        try:
-            for number, (input, _) in enumerate(batch.micro):
-                self._enter(number)
-                self._drawn.append(random_numbers.state(self._device))
-                outputs.append(self._forward(input))
-        finally:
-            hook.remove()
-        for name, buffer in self._plain.named_buffers():
-            if name in before:
-                buffer.copy_(before[name])
-        return outputs
 
 
 def _has_gradient(leaf: object) -> bool:

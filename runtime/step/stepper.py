@@ -36,6 +36,7 @@ from dslc.runtime.parallel import context_parallel
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.parallel.unused_parameters import Varying
 from dslc.runtime.step.assemble import TrainingComponents
+from dslc.runtime.step.forward_ahead import PassesAhead, StepBalanceLoss
 from dslc.runtime.step.full_batch import WholeBatch
 from dslc.runtime.technique import dynamo, offload
 from dslc.runtime.technique.chunked_head import computes_losses
@@ -107,16 +108,21 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
     begin = exchange.begin if exchange is not None else _do_nothing
     begin_counts = parts.experts.begin if parts.experts is not None else _do_nothing
 
+    def scaled(loss: Tensor) -> Tensor:
+        return scaler.scale(loss * ranks)
+
     run_model = functools.partial(call, model, parts.plain.forward) if job.data.structured else model
 
-    def output_of(input: Structure) -> Structure:
-        with aside(), autocast(precision, device):
+    def output_of(input: Structure, target: Structure) -> Structure:
+        with aside(), autocast(precision, device), computes_losses(parts.plain, job.loss, cut(target)):
             return run_model(cut(input))
 
     draws = SampleDraws(job, place)
+    ahead = PassesAhead(parts, output_of, draws.enter)
+    balance = StepBalanceLoss(parts, ahead, scaled, has_passes=bool(job.loss.together))
     together: WholeBatch | None = None
     if job.loss.together:  # the loss compares samples
-        together = WholeBatch(job, place, parts, output_of, draws.enter)
+        together = WholeBatch(job, place, parts, ahead)
         loss_sum = together.loss
 
     def forward(input: Structure, target: Structure) -> Tensor:
@@ -127,8 +133,7 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
             loss = connected(loss_sum(output, own_target), output)
             return loss if varying is None else varying.touched(loss, output)
 
-    if together is not None:
-        forward = together.wrap(forward)
+    forward = ahead.wrap(forward)
     varying: Varying | None = None
     # A structure's loss may be a constant, where nothing of a batch counts: no parameter is used then.
     always = job.gradients.kind != "none" or not job.data.structured
@@ -150,6 +155,7 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
         draws.begin(batch)
         if together is not None:
             together.begin(batch)
+        balance.begin(batch)
         *others, (input, target) = batch.micro
         total: Tensor | None = None
         for micro, (other_input, other_target) in enumerate(others):
@@ -158,12 +164,14 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
                 loss = forward(other_input, other_target)
                 agreed()
                 seen(loss)
+                balance.before_backward()
                 total = _sum(total, backward(loss, number))
         draws.enter(len(others))
         loss = forward(input, target)
         agreed()
         seen(loss)
-        total = _sum(total, backward(loss, number))
+        balance.before_backward()
+        total = balance.added_to(_sum(total, backward(loss, number)), number, batch.samples)
         draws.leave()
         engine.complete()
         if varying is not None:

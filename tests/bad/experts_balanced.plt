@@ -11,3 +11,11 @@ model {
     linear(256),
   ]
 }
+
+devices {
+  cpus = 2
+}
+
+parallelism {
+  pipeline = 2
+}

@@ -69,6 +69,11 @@ NETWORKS = {
         "experts = moe(experts = 8, top_k = 2, hidden = 96, shared = 1, score = sigmoid, balance = bias(0)))",
         "stdlib()",
     ),
+    "balanced experts": (
+        "llama(layers = 2, width = 128, heads = 4, context = 64, vocab = 256, "
+        "experts = moe(experts = 64, top_k = 2, hidden = 32, score = sigmoid, balance = loss()))",
+        "stdlib()",
+    ),
     "tiny": ("vit(layers = 3, width = 16, heads = 2, patch = 4, dropout = 0.1)", "digits()"),
     "own": (f'python("{HELPERS}/frozen_networks:plain")', "digits()"),
     "own frozen": (f'python("{HELPERS}/frozen_networks:frozen")', "digits()"),
@@ -198,6 +203,8 @@ CASES = (
 # More plans of the tensor and the pipeline axis, unknown when the rules of the account were written.
 MORE = (
     Case(network="experts"),
+    Case(network="balanced experts"),
+    Case(network="balanced experts", ranks=2, zero=3, microbatches=2, precision="bf16"),
     Case(network="experts", ranks=2, zero=3, recompute="full"),
     Case(network="experts", ranks=2, zero=2, microbatches=2),
     Case(network="experts", ranks=2, precision="bf16(level = O2)"),

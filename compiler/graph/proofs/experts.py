@@ -1,4 +1,5 @@
-"""The proof of the expert axis: returns the reason why its proposition fails, or "".
+"""The proofs of experts: of their axis, and of their balance loss. Each returns the reason why its proposition fails,
+or "".
 
 Neighbours along the data axis are in groups of the axis's size. The rank at place n of its group holds the n-th of
 equal parts of each layer's experts. So each expert is on one rank of each group, and a row finds it within the group.
@@ -8,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dslc.compiler.graph.proofs.view import Line, View
-from dslc.compiler.ir.actions import Action, Backward, Collective, Forward, InputBackward, Payload
+from dslc.compiler.graph.proofs.flow import holders
+from dslc.compiler.graph.proofs.view import Line, View, collectives, experts_with_balance_loss
+from dslc.compiler.ir.actions import Action, Backward, Collective, Forward, ForwardAhead, InputBackward, Payload
 from dslc.compiler.ir.program import ExpertParallelStep
 from dslc.compiler.ir.records import Weights
 
@@ -52,7 +54,7 @@ def _returns(line: Line, group: tuple[int, int]) -> str:
                 return f"before {name} {reason}"
             sent, counts, last = Counter(), Counter(), action
         elif _is_routed(action):
-            kinds = (Forward,) if action.carries in _FORWARD else (Backward, InputBackward)
+            kinds = (Forward, ForwardAhead) if action.carries in _FORWARD else (Backward, InputBackward)
             if action.operation != "all_to_all" or action.group != group or not isinstance(last, kinds):
                 return f"{name} is among {action.ranks} ranks, {action.stride} apart, after {last}"
             sent[action.carries] += action.bytes
@@ -67,4 +69,23 @@ def _unreturned(sent: Counter[Payload], counts: Counter[Payload]) -> str:
     of_results, of_rows = _BACKWARD
     if counts[of_results] != counts[of_rows] or sent[of_results] != sent[of_rows]:
         return f"{sent[of_results]} bytes of gradients go to experts, and {sent[of_rows]} return"
+    return ""
+
+
+def balanced(view: View) -> str:
+    """Checks that the tokens of all experts with a balance loss are summed over the ranks that hold other tokens, once
+    a step: after the passes that count them, and before the first backward pass.
+    """
+    everywhere, experts = holders(view.plan), sum(experts_with_balance_loss(view.plan))
+    expected = [8 * experts] if experts and everywhere.ranks > 1 else []
+    for process, line in view.lines.items():
+        sums = [entry for entry in collectives(line) if entry[2].carries is Payload.BALANCE_COUNTS]
+        if [action.bytes for _, _, action in sums] != expected:
+            return f"process {process} does not sum the tokens of {experts} experts once"
+        counting = ForwardAhead if any(isinstance(action, ForwardAhead) for _, action in line) else Forward
+        for n, name, action in sums:
+            is_early = any(isinstance(later, counting) for _, later in line[n:])
+            is_late = any(isinstance(earlier, Backward | InputBackward) for _, earlier in line[:n])
+            if is_early or is_late or action.group != (everywhere.ranks, everywhere.stride):
+                return f"{name} sums the tokens of experts too early, too late or over other ranks"
     return ""

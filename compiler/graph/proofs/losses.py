@@ -6,7 +6,7 @@ contiguous part of the batch. Over the whole axis, it is over the whole batch.
 
 from __future__ import annotations
 
-from dslc.compiler.graph.proofs.view import Line, View, collectives
+from dslc.compiler.graph.proofs.view import Line, View, collectives, experts_with_balance_loss
 from dslc.compiler.ir.actions import (
     Backward,
     Collective,
@@ -29,6 +29,7 @@ def compared(view: View) -> str:
     if loss is None:
         return ""  # a size is unknown that a run needs: nothing says what it compares
     microbatches = view.plan.one(Batches).microbatches
+    is_counted_ahead = next(experts_with_balance_loss(view.plan), None) is not None
     data, devices = view.plan.axis("data"), view.plan.one(Devices)
     if loss.together and (
         data.size % loss.together or not _fits(loss.together, data.size, devices.processes // data.stride)
@@ -36,7 +37,7 @@ def compared(view: View) -> str:
         return f"a loss compares the samples of {loss.together} of {data.size} ranks, which are neither all nor a node"
     for process, line in view.lines.items():
         microbatches_early = [action.microbatch for _, action in line if isinstance(action, ForwardAhead)]
-        expected = list(range(microbatches)) if loss.together and microbatches > 1 else []
+        expected = list(range(microbatches)) if (loss.together or is_counted_ahead) and microbatches > 1 else []
         if microbatches_early != expected or any(
             isinstance(action, ForwardAhead) and _has_started_passes(line[:n]) for n, (_, action) in enumerate(line)
         ):

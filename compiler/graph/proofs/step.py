@@ -215,7 +215,7 @@ def groups(view: View) -> str:
             sound = action.group == (0, 0)
         elif action.carries in ROUTED or action.carries is Payload.ROW_COUNTS:
             continue  # experts.py
-        elif action.carries in (Payload.BUFFERS, Payload.EXPERT_COUNTS):
+        elif action.carries in (Payload.BUFFERS, Payload.EXPERT_COUNTS, Payload.BALANCE_COUNTS):
             sound = action.group == (all_holders.ranks, all_holders.stride)
         else:
             role = action.carries.role & (Role.AGREEMENT | Role.COMPARISON | Role.HOLDERS)

@@ -7,7 +7,9 @@ from typing import Any
 
 from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.ir.actions import Action, Collective, Message
+from dslc.compiler.ir.program import ModelStep
 from dslc.compiler.ir.records import Process, Stage, TransferEdge
+from dslc.compiler.ir.steps import ModuleStep
 from dslc.dsl.record import Record, record
 
 Line = list[tuple[str, Action]]
@@ -97,3 +99,17 @@ def collectives(line: Line) -> Iterator[tuple[int, str, Collective]]:
     for n, (name, action) in enumerate(line):
         if isinstance(action, Collective):
             yield n, name, action
+
+
+def experts_with_balance_loss(plan: PlanGraph) -> Iterator[int]:
+    """Yields the experts of each layer that a loss balances."""
+    model = plan.find(ModelStep)
+    if model is not None and model.root is not None:
+        yield from _balanced_below(model.root)
+
+
+def _balanced_below(step: ModuleStep) -> Iterator[int]:
+    for child in step.children:
+        if child.kind == ".Router" and child.arguments["factor"] is not None:
+            yield child.arguments["experts"]
+        yield from _balanced_below(child)

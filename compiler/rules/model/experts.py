@@ -1,47 +1,65 @@
 """Rules for experts: their balance, the compiler beside them, the blocks that they leave dense, and routers that learn
-nothing. E0233 to E0236, W0237.
+nothing. E0232 to E0236, W0237.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.losses import calls_in, mixtures
+from dslc.compiler.placement.workload import Workload
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.language.layers import BalanceBias, BalanceLoss, Llama, LlamaBlock, MixtureOfExperts
-from dslc.dsl.language.registry import Call
-from dslc.dsl.remedy import remedy, remove_argument, remove_field, set_argument, set_field
-
-
-def mixtures(job: JobSpec) -> Iterator[MixtureOfExperts]:
-    """Yields the mixtures of experts in the job's network."""
-    yield from (call for call in _calls_in(job.model.network) if isinstance(call, MixtureOfExperts))
-
-
-def _calls_in(value: object) -> Iterator[Call]:
-    """Yields a call and those within it."""
-    if isinstance(value, Call):
-        yield value
-        for name in value.record_names:
-            yield from _calls_in(getattr(value, name))
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from _calls_in(item)
+from dslc.dsl.language.layers import BalanceBias, BalanceLoss, Llama, LlamaBlock
+from dslc.dsl.remedy import Help, remedy, remove_argument, remove_field, set_argument, set_field
+from dslc.dsl.source import Span
 
 
 def check_balance(job: JobSpec) -> Iterator[Diagnostic]:
-    """Reports a bias whose ranks train weights of their own between exchanges."""
+    """Reports a balance of experts whose ranks train weights of their own between exchanges."""
     exchange = job.parallelism.gradients
-    biased = next((mixture for mixture in mixtures(job) if isinstance(mixture.balance, BalanceBias)), None)
-    if biased is not None and exchange.agrees != "gradients":
+    balanced = next((mixture for mixture in mixtures(job) if mixture.balance is not None), None)
+    if balanced is not None and exchange.agrees != "gradients":
+        what = "biases" if isinstance(balanced.balance, BalanceBias) else "balance loss"
         yield Diagnostic(
             "E0233",
-            f"the biases of experts count the tokens of the global batch, and with `{exchange.word}` the ranks train "
-            "by themselves",
+            f"the {what} of experts {'count' if what == 'biases' else 'counts'} the tokens of the global batch, and "
+            f"with `{exchange.word}` the ranks train by themselves",
             job.parallelism.value_span("gradients"),
-            notes=(Note("the biases", biased.value_span("balance")),),
+            notes=(Note(f"the {what}", balanced.value_span("balance")),),
             help=remedy(remove_field("parallelism.gradients", "sum the gradients exactly")),
         )
+
+
+def check_balance_loss(job: JobSpec, layout: Layout | None, workload: Workload | None) -> Iterator[Diagnostic]:
+    """Reports a balance loss whose counts are not all known before the first backward pass of a step."""
+    mixture = next((mixture for mixture in mixtures(job) if isinstance(mixture.balance, BalanceLoss)), None)
+    if mixture is None:
+        return
+    for reason, place, help in _excluded_from_balance_loss(job, layout, workload):
+        yield Diagnostic(
+            "E0232",
+            f"a balance loss counts the tokens of the global batch before the first backward pass, and {reason}",
+            mixture.value_span("balance"),
+            notes=(Note("it is asked for here", place),),
+            help=remedy(help, ", or ", set_argument(mixture.span, "balance", "bias(0.001)")),
+        )
+
+
+def _excluded_from_balance_loss(
+    job: JobSpec, layout: Layout | None, workload: Workload | None
+) -> Iterator[tuple[str, Span | None, Help]]:
+    """Yields what excludes a balance loss with the reason, its place, and what to do."""
+    parallelism = job.parallelism
+    if layout is not None and layout.sizes["pipeline"] > 1:
+        reason = "a pipeline begins backward passes before that"
+        yield reason, parallelism.value_span("pipeline"), remedy(remove_field("parallelism.pipeline"))
+    if job.train.step is not None:
+        yield "a step of your own runs them", job.train.value_span("step"), remedy(remove_field("train.step"))
+    elif workload is not None and workload.counts == "own":
+        reason = "a loss that counts by itself changes the scale of the gradients later"
+        yield reason, job.model.value_span("loss"), remedy("a loss for each sample")
 
 
 def check_compiled_experts(job: JobSpec) -> Iterator[Diagnostic]:
@@ -59,7 +77,7 @@ def check_compiled_experts(job: JobSpec) -> Iterator[Diagnostic]:
 
 def check_blocks_of_experts(job: JobSpec) -> Iterator[Diagnostic]:
     """Reports an activation that experts do not have, and experts that no block has."""
-    for block in _calls_in(job.model.network):
+    for block in calls_in(job.model.network):
         if not isinstance(block, Llama | LlamaBlock) or block.experts is None:
             continue
         if block.activation != "silu":

@@ -14,8 +14,8 @@ from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.draws import draws_by_sample
 from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.losses import mixtures
 from dslc.compiler.placement.tensor_plan import EXPERT_WIDTH, TensorPlan, needs_whole
-from dslc.compiler.rules.model.experts import mixtures
 from dslc.compiler.rules.parallelism.tensor_plan import check_styles, report_scores, report_uneven
 from dslc.dsl.diagnostics import Diagnostic, Note, division
 from dslc.dsl.language import layers

@@ -4,12 +4,16 @@ Model: a router counts the tokens of each expert over the micro-batches of a ste
 counts of all layers are summed over the ranks that hold other tokens, in one all-reduce. The bias of an expert then
 grows by `rate` where its count is below the mean of its layer, and falls where it is above.
 
-Contract: the counts are those of the global batch, so that a bias is the same on every rank and for every plan.
+A balance loss is `factor * experts * sum_e f_e P_e` of a layer: `f_e` are the tokens of expert e over all tokens, `P_e`
+is its mean probability. `f_e` has no gradient, so that the gradient of each token's probability is one number for each
+expert, once the counts are known. One all-reduce sums them after all forward passes that count, before a backward pass.
+
+Contract: the counts are those of the global batch, so that biases and balance losses are the same for every plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -30,23 +34,60 @@ class ExpertBalance:
         self.layers = list(_routers_in(root, "")) if root is not None else []
         self.routers = {name: module for name, module in model.named_modules() if isinstance(module, Router)}
         self._moving = [router for router in self.routers.values() if router.rate is not None]
+        self._with_loss = [router for router in self.routers.values() if router.probability_sum is not None]
+        self.has_loss = bool(self._with_loss)
         self._group = group
 
     def begin(self) -> None:
         """Begins to count for a step."""
         for router in self.routers.values():
             router.load.zero_()
+            if router.probability_sum is not None:
+                router.probability_sum.zero_()
+
+    def begin_ahead(self) -> None:
+        """Begins to count the tokens of forward passes without autograd, for the gradients of balance losses."""
+        for router in self._with_loss:
+            router.load_ahead = torch.zeros_like(router.load)
+
+    @torch.no_grad()
+    def set_gradients(self, scaled: Callable[[Tensor], Tensor]) -> None:
+        """Gives routers the gradients of their balance losses, `scaled` as the task's loss is, when all tokens of the
+        step are counted.
+        """
+        loads = [router.load if router.load_ahead is None else router.load_ahead for router in self._with_loss]
+        for router, count in zip(self._with_loss, self._sum_over_ranks(loads), strict=True):
+            tokens = (count.sum().double() / router.top_k).clamp(min=1)
+            assert router.factor is not None
+            router.load_ahead = None
+            router.balance_gradient = router.factor * count.shape[0] * count / tokens.square()
+            router.scaled_gradient = scaled(router.balance_gradient)
+
+    def balance_loss(self) -> Tensor:
+        """Returns the sum of the layers' balance losses over this rank's tokens. Its sum over the ranks is that of the
+        global batch.
+        """
+        losses = []
+        for router in self._with_loss:
+            assert router.balance_gradient is not None and router.probability_sum is not None
+            losses.append((router.balance_gradient * router.probability_sum).sum())
+        return torch.stack(losses).sum()
+
+    def _sum_over_ranks(self, loads: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Returns the tokens of each expert in the global batch, by router, given those of this rank."""
+        counts = torch.cat([*loads])
+        if self._group is not None:
+            dist.all_reduce(counts, group=self._group)
+        by_router: tuple[Tensor, ...] = counts.split([load.shape[0] for load in loads])
+        return by_router
 
     @torch.no_grad()
     def update(self) -> None:
         """Moves the biases by the tokens of the step."""
         if not self._moving:
             return
-        counts = torch.cat([router.load for router in self._moving])
-        if self._group is not None:
-            dist.all_reduce(counts, group=self._group)
-        sizes = [router.load.shape[0] for router in self._moving]
-        for router, count in zip(self._moving, counts.split(sizes), strict=True):
+        counts = self._sum_over_ranks([router.load for router in self._moving])
+        for router, count in zip(self._moving, counts, strict=True):
             assert router.rate is not None and router.e_score_correction_bias is not None
             # In whole numbers, so that a count at the mean is exactly there.
             direction = (count.sum() - count * count.shape[0]).sign()

@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+_SMALLEST_SUM = 1e-20  # as `transformers` guards the sum of the scores
+
 
 class Router(nn.Module):
     """Picks `top_k` experts for each token, and weighs them.
@@ -26,13 +28,29 @@ class Router(nn.Module):
     scores for the choice, but not for the weights (Wang et al. 2024, arXiv:2408.15664); `ExpertBalance` changes it by
     the rate. `load` counts the tokens of each expert over the micro-batches of a step. It is a buffer, so that
     recomputation counts once.
+
+    With a `factor`, a balance loss is added to the loss (Fedus et al. 2021, arXiv:2101.03961). `probability_sum` sums
+    the tokens' probabilities of each expert. The gradient of the balance loss needs the counts of the global batch:
+    `ExpertBalance` sets it before the backward pass. Passes without autograd that come first count in `load_ahead`.
     """
 
     load: Tensor
     e_score_correction_bias: Tensor | None
+    probability_sum: Tensor | None
+    load_ahead: Tensor | None
+    balance_gradient: Tensor | None  # of the probability of each expert, equal for all tokens
+    scaled_gradient: Tensor | None  # the same, as a rank's losses are scaled
 
     def __init__(
-        self, width: int, experts: int, top_k: int, score: str, normalize: bool, scale: float, rate: float | None
+        self,
+        width: int,
+        experts: int,
+        top_k: int,
+        score: str,
+        normalize: bool,
+        scale: float,
+        rate: float | None,
+        factor: float | None = None,
     ) -> None:
         super().__init__()
         self.top_k = top_k
@@ -43,6 +61,9 @@ class Router(nn.Module):
         self.rate = rate
         self.register_buffer("e_score_correction_bias", None if rate is None else torch.zeros(experts))
         self.register_buffer("load", torch.zeros(experts, dtype=torch.int64), persistent=False)
+        self.factor = factor
+        self.register_buffer("probability_sum", None if factor is None else torch.zeros(experts), persistent=False)
+        self.load_ahead = self.balance_gradient = self.scaled_gradient = None
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the experts of each token and their weights, both (tokens, top_k)."""
@@ -52,7 +73,14 @@ class Router(nn.Module):
         bias = self.e_score_correction_bias
         chosen = (scores if bias is None else scores + bias).detach().topk(self.top_k, -1).indices
         weights = self._normalized(logits, scores, chosen) if self.normalize else scores.gather(-1, chosen)
-        return chosen, weights if self.scale == 1.0 else weights * self.scale
+        weights = weights if self.scale == 1.0 else weights * self.scale
+        if self.probability_sum is not None and self.training and torch.is_grad_enabled():
+            probabilities = scores
+            if self.score == "sigmoid":
+                probabilities = scores / (scores.sum(-1, keepdim=True) + _SMALLEST_SUM)
+            self.probability_sum.add_(probabilities.detach().sum(0))
+            weights = _AddBalanceGradient.apply(weights, probabilities, self)  # type: ignore[no-untyped-call]
+        return chosen, weights
 
     def _normalized(self, logits: Tensor, scores: Tensor, chosen: Tensor) -> Tensor:
         """Returns the scores of the chosen experts, divided by their sum for each token.
@@ -151,6 +179,8 @@ class MixtureOfExperts(nn.Module):
         counts = torch.zeros_like(self.gate.load).scatter_add_(0, pairs, torch.ones_like(pairs))
         if self.training and torch.is_grad_enabled():
             self.gate.load.add_(counts)
+        elif self.training and self.gate.load_ahead is not None:
+            self.gate.load_ahead.add_(counts)
         order = pairs.argsort(stable=True)
         places = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
         rows = self.exchange.tokens_of_experts(cast_for_product(tokens)).flatten(0, -2)
@@ -178,6 +208,22 @@ def cast_for_product(x: Tensor) -> Tensor:
     device = x.device.type
     has_autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return x.to(torch.get_autocast_dtype(device)) if has_autocast else x
+
+
+class _AddBalanceGradient(torch.autograd.Function):
+    """Passes the weights of experts on. Its backward pass adds the gradient of the balance loss to that of the
+    probabilities, as Megatron's `MoEAuxLossAutoScaler` does.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, probabilities: Tensor, router: Router) -> Tensor:
+        ctx.router, ctx.shape, ctx.dtype = router, probabilities.shape, probabilities.dtype
+        return weights.view_as(weights)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        (gradient,), added = gradients, ctx.router.scaled_gradient
+        return gradient, None if added is None else added.to(ctx.dtype).expand(ctx.shape), None
 
 
 class _SortRows(torch.autograd.Function):

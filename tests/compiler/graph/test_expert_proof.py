@@ -44,7 +44,12 @@ ROWS = 4 * 8 * 2 * 16 * 4  # bytes of a rank's rows: samples, positions, experts
 def job(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Compiled]:
     path = tmp_path_factory.mktemp("experts") / "job.plt"
     path.write_text(JOB)
-    return lambda *settings: compiled(path, *(f"parallelism.{setting}" for setting in settings))
+
+    def plan(*settings: str, experts: str = "") -> Compiled:
+        network = (f"model.network.experts={experts}",) if experts else ()
+        return compiled(path, *network, *(f"parallelism.{setting}" for setting in settings))
+
+    return plan
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +97,25 @@ def test_rows_that_do_not_return(job: Callable[..., Compiled]) -> None:
             plan.graph.remove_node(name)
 
         assert refusal(job("expert=2"), drop).startswith("routed")
+
+
+def test_tokens_of_a_balance_loss_that_are_counted_late_or_not(job: Callable[..., Compiled]) -> None:
+    for settings in ((), ("microbatches=2",)):
+
+        def move(plan: PlanGraph, place: int | None) -> None:
+            name = of_rows(plan, Payload.BALANCE_COUNTS)
+            line = plan.lines()[0][plan.node_record(name, Collective).process]
+            others = [other for other in line if other != name]
+            if place is None:
+                plan.line(others, instead_of=line)
+                plan.graph.remove_node(name)
+            else:
+                plan.line([*others[:place], name, *others[place:]], instead_of=line)
+
+        balanced = job(*settings, experts="moe(experts = 8, top_k = 2, hidden = 16, balance = loss(0.01))")
+        assert "does not sum the tokens of 16 experts" in refusal(balanced, lambda plan: move(plan, None))
+        for place in (0, -1):
+            assert "too early, too late" in refusal(balanced, lambda plan, place=place: move(plan, place))  # type: ignore[misc]
 
 
 def test_rows_among_other_ranks(job: Callable[..., Compiled]) -> None:
