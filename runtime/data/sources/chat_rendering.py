@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, TypeAlias
 
+from dslc.runtime.process.vision_library import let_torchvision_load
+
 Message: TypeAlias = dict[str, Any]  # role, content, and what else the template reads
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 _ANSWER_BLOCKS = 'a template (`template = "file"`) with `{% generation %}` around the assistant\'s turns'
@@ -219,6 +221,7 @@ def load_tokenizer(folder: str) -> Any:
 
 
 def _tokenizer_loader() -> Callable[..., Any]:
+    let_torchvision_load()  # which a configuration beside the tokenizer imports
     try:
         from transformers import AutoTokenizer
     except ImportError as error:

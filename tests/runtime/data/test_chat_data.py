@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +142,17 @@ def test_text_that_the_tokenizer_refuses_is_no_fault_of_the_template(tmp_path: P
     with pytest.raises(ConversationError, match="the tokenizer fails") as error:
         renderer.render([{"role": "user", "content": "\ud800"}])
     assert (error.value.code, error.value.argument) == ("E0311", "conversations")
+
+
+def test_the_folder_of_a_whole_model_has_a_tokenizer(tmp_path: Path) -> None:
+    """Its configuration makes `transformers` import torchvision, in a process that has loaded neither."""
+    shutil.copytree(TOKENIZER, tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    code = (
+        "import sys; from dslc.runtime.data.sources.chat_rendering import load_tokenizer; load_tokenizer(sys.argv[1])"
+    )
+    run = subprocess.run([sys.executable, "-c", code, tmp_path / "model"], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
 
 
 def test_conversations_of_sharegpt_are_read_alike() -> None:
