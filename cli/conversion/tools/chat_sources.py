@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dslc.conversion.key_reader import KeyReader
+from dslc.conversion.tools.pair_arguments import LEAST_BETA, note_cross_entropy
 from dslc.dsl.json_value import Json
 from dslc.dsl.words import quoted
 
@@ -30,7 +31,7 @@ def read_conversations(reader: KeyReader, key: str) -> bool:
         reader.carry("train_on_inputs", "data.source.train_on = all")
     else:
         reader.imply("train_on_inputs", "`train_on = assistant` is the default")
-    length = reader.whole_number("sequence_len") or 512  # Axolotl's default
+    length = reader.whole_number("sequence_len", least=2) or 512  # Axolotl's default
     arguments += f", max_length = {length}"
     packs = reader.flag("sample_packing") and len(entries) == 1
     if packs:
@@ -61,7 +62,8 @@ def read_pairs(reader: KeyReader, key: str) -> bool:
         return False
     arguments = {"beta": "orpo_alpha" if word == "orpo" and reader.has("orpo_alpha") else "rl_beta"}
     arguments |= {"gamma": "simpo_gamma"} if word == "simpo" else {}
-    given = {name: reader.number(its_key) for name, its_key in arguments.items()}
+    least = {"beta": LEAST_BETA, "gamma": 0.0}
+    given = {name: reader.number(its_key, least=least[name]) for name, its_key in arguments.items()}
     if given["beta"] is None:
         given["beta"] = 0.1  # TRL's default
     texts = [f"{name} = {number}" for name, number in given.items() if number is not None]
@@ -69,10 +71,12 @@ def read_pairs(reader: KeyReader, key: str) -> bool:
     for name, its_key in arguments.items():
         if given[name] is not None and reader.has(its_key):
             reader.carry(its_key, f"model.loss.{name} = {given[name]}")
+    if word == "simpo":
+        note_cross_entropy(reader, "rl")
     source = f"tokenizer = {model.text}"
     if template := _template(reader):
         source += f", template = {template}"
-    length = reader.whole_number("sequence_len") or 512  # Axolotl's default
+    length = reader.whole_number("sequence_len", least=2) or 512  # Axolotl's default
     reader.draft.set("data.source", f"preferences({_conversations(entries[0])}, {source}, max_length = {length})", key)
     reader.carry(key, "data.source = preferences(…)")
     reader.carry("sequence_len", f"data.source.max_length = {length}")

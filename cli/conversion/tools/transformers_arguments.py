@@ -11,6 +11,7 @@ from dslc.conversion.key_reader import KeyReader
 from dslc.conversion.key_table import key_table
 from dslc.conversion.logger_keys import put_logger
 from dslc.conversion.tools.data_sources import read_image_data, set_text_source
+from dslc.conversion.tools.pair_arguments import read_pairs
 from dslc.conversion.tools.trainer_settings import (
     QUANTIZED_LOADS,
     read_length,
@@ -95,9 +96,11 @@ def _read_model_and_data(reader: KeyReader) -> None:
     if length is not None or reader.has("model_name_or_path"):
         set_token_source(reader, length or _LENGTHS[0])
     text = reader.text("train_file")
-    if text and text.endswith(".txt"):
-        set_text_source(reader, "train_file", [text])
-    read_image_data(reader)
+    has_pairs = read_pairs(reader, length)
+    if not has_pairs:
+        if text and text.endswith(".txt"):
+            set_text_source(reader, "train_file", [text])
+        read_image_data(reader)
     for key in _LENGTHS:
         if key != length:
             reader.imply(key, f"`{length}` is the length")
@@ -117,7 +120,8 @@ def _read_model_and_data(reader: KeyReader) -> None:
     else:
         _name_quantization(reader)
         reader.name("finetuning_type", "adapters are `model.adapter = lora(…)`, and frozen parts `model.freeze`")
-    _read_loss(reader)
+    if not has_pairs:
+        _read_loss(reader)
     share = reader.number("val_size") if reader.has("val_size") else reader.number("validation_split_percentage")
     key = "val_size" if reader.has("val_size") else "validation_split_percentage"
     if share and share < 1:
