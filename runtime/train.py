@@ -376,6 +376,7 @@ class _TrainingRun:
         if self._texts is None or not (last or self._texts.is_due(self._step)):
             return
         self._enter(Phase.GENERATION)
+        self._order.note_generation()
         with self._averaged():
             self._texts.write(self._step, self._seconds, partial(self._enter, Phase.GENERATION))
         self._replicas.compare(self._step)

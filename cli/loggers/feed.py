@@ -94,9 +94,16 @@ class FedLogger:
     def log(self, record: Record) -> None:
         """Passes a record on, or notes that it is missed."""
         run = self._run
-        if run is None or self._in_a_row == TRIES:
+        self._pass_on(record, run.log if run is not None else None)
+
+    def log_text(self, text: Record) -> None:
+        """Passes a generated text on, or notes that it is missed."""
+        self._pass_on(text, self._run.log_text if self._run is not None else None)
+
+    def _pass_on(self, record: Record, log: Callable[[Record], None] | None) -> None:
+        if log is None or self._in_a_row == TRIES:
             self._missed += 1
-        elif self._succeeds(lambda: run.log(record)):
+        elif self._succeeds(lambda: log(record)):
             self._in_a_row = 0
         else:
             self._missed, self._in_a_row = self._missed + 1, self._in_a_row + 1
@@ -118,7 +125,7 @@ class FedLogger:
             self._tell(f"could not be closed ({self._reason})", stops=False)
         if self._missed:
             records = "1 record" if self._missed == 1 else f"{self._missed} records"
-            self._tell(f"missed {records} ({self._reason}); metrics.jsonl has all of them", stops=False)
+            self._tell(f"missed {records} ({self._reason}); the run directory has all of them", stops=False)
 
     def _succeeds(self, act: Callable[[], None]) -> bool:
         try:
@@ -151,6 +158,7 @@ class Feed:
     def __init__(self, orders: Mapping[str, Any]) -> None:
         self._orders, self._folder = orders, orders["folder"]
         self._records, self._lock = RecordFollower(self._folder), threading.Lock()
+        self._texts = RecordFollower(self._folder, texts=True)
         self._identities: dict[str, str] = dict(orders["runs"])
         self._files = {name: self._signature(name) for name in _LATER_FILES}  # of an earlier start
         keys = logger_keys([logger["word"] for logger in orders["loggers"]])
@@ -189,6 +197,9 @@ class Feed:
         for record in self._records.new():
             for logger in self._loggers:
                 logger.submit(logger.log, record)
+        for text in self._texts.new():
+            for logger in self._loggers:
+                logger.submit(logger.log_text, text)
         for name in _LATER_FILES:
             signature = self._signature(name)
             if signature not in (None, self._files[name]) and self._has_end(name):

@@ -16,6 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from itertools import count
 from typing import Any
 
@@ -24,6 +25,7 @@ from dslc.runtime.process.records import Record, TensorBoard, metrics_of
 _MOST_TEXT = 6000  # characters of a parameter that MLflow takes
 _FAILED = "failed"
 _KEYS = ("step", "split")  # of a row
+_TEXTS, _TEXT_COLUMNS = "texts.csv", ("step", "number", "prompt", "text", "tokens", "ended")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,10 @@ class LibraryRun(ABC):
         """Keeps the numbers of a record."""
 
     @abstractmethod
+    def log_text(self, text: Record) -> None:
+        """Keeps a text that the network generated after a step."""
+
+    @abstractmethod
     def add_file(self, path: str) -> None:
         """Keeps a file of the run directory."""
 
@@ -81,6 +87,12 @@ class TensorBoardRun(LibraryRun):
         assert self._board is not None
         self._last_step = record["step"]
         self._board.write(record)
+
+    def log_text(self, text: Record) -> None:
+        if self._board is None:
+            self._reopen(text["step"])
+        assert self._board is not None
+        self._board.write_text(text)
 
     def add_file(self, path: str) -> None:
         if self._board is None:
@@ -149,6 +161,11 @@ class WandbRun(LibraryRun):
     def log(self, record: Record) -> None:
         self._run.log({"step": record["step"], **metrics_of(record)})
 
+    def log_text(self, text: Record) -> None:
+        self._run.log(
+            {"step": text["step"], f"texts/{text['number']}": self._html(f"<pre>{escape(_whole(text))}</pre>")}
+        )
+
     def add_file(self, path: str) -> None:
         self._run.save(path, base_path=os.path.dirname(path), policy="now")
         if path.endswith(".svg"):
@@ -191,6 +208,9 @@ class MLflowRun(LibraryRun):
         metrics = [Metric(name, value, now, record["step"]) for name, value in metrics_of(record).items()]
         self._client.log_batch(self.identity, metrics=metrics)
 
+    def log_text(self, text: Record) -> None:
+        self._client.log_text(self.identity, _whole(text), f"texts/{text['number']}/step-{text['step']:08}.txt")
+
     def add_file(self, path: str) -> None:
         self._client.log_artifact(self.identity, path)
 
@@ -218,6 +238,11 @@ class TrackioRun(LibraryRun):
     def log(self, record: Record) -> None:
         self._run.log(metrics_of(record), step=record["step"])
 
+    def log_text(self, text: Record) -> None:
+        import trackio
+
+        self._run.log({f"texts/{text['number']}": trackio.Markdown(f"```\n{_whole(text)}\n```")}, step=text["step"])
+
     def add_file(self, path: str) -> None:
         import trackio
 
@@ -229,7 +254,9 @@ class TrackioRun(LibraryRun):
 
 
 class CSVRun(LibraryRun):
-    """A table with one row for each record. It is rewritten if a number is new, or if steps are done again."""
+    """A table with one row for each record, and one with a row for each generated text. They are rewritten if steps are
+    done again, the first also if a number is new.
+    """
 
     def __init__(self, arguments: Mapping[str, Any], facts: RunFacts) -> None:
         self._folder, self._copies_files = facts.folder, bool(arguments["dir"])
@@ -241,6 +268,9 @@ class CSVRun(LibraryRun):
         self._write_rows(rows)
         self._last_step = max((int(row["step"]) for row in rows), default=0)
         self._last_splits = {row["split"] for row in rows if int(row["step"]) == self._last_step}
+        self._last_text: tuple[int, int] | None = None
+        if texts := _read_rows(os.path.join(os.path.dirname(facts.previous), _TEXTS)) if facts.previous else []:
+            _write_table(os.path.join(self._folder, _TEXTS), _TEXT_COLUMNS, texts)
 
     def log(self, record: Record) -> None:
         prefix = f"{record['split']}/"
@@ -256,6 +286,14 @@ class CSVRun(LibraryRun):
         with open(self._path, "a", encoding="utf-8", newline="") as file:
             csv.DictWriter(file, self._columns).writerow(row)
 
+    def log_text(self, text: Record) -> None:
+        path, place = os.path.join(self._folder, _TEXTS), (text["step"], text["number"])
+        if self._last_text is None or place <= self._last_text:
+            _write_table(path, _TEXT_COLUMNS, [row for row in _read_rows(path) if _place_of_text(row) < place])
+        self._last_text = place
+        with open(path, "a", encoding="utf-8", newline="") as file:
+            csv.DictWriter(file, _TEXT_COLUMNS, extrasaction="ignore").writerow(text)
+
     def add_file(self, path: str) -> None:
         if self._copies_files:
             shutil.copy(path, self._folder)
@@ -264,10 +302,23 @@ class CSVRun(LibraryRun):
         """Every row is written already."""
 
     def _write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        with open(self._path, "w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, self._columns)
-            writer.writeheader()
-            writer.writerows(rows)
+        _write_table(self._path, self._columns, rows)
+
+
+def _write_table(path: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _place_of_text(row: Mapping[str, str]) -> tuple[int, int]:
+    return int(row["step"]), int(row["number"])
+
+
+def _whole(text: Record) -> str:
+    """Returns a prompt with what the network wrote after it, or with its answer."""
+    return f"{text['prompt']}\n\nanswer:\n{text['text']}" if text.get("chat") else f"{text['prompt']}{text['text']}"
 
 
 def _read_rows(path: str) -> list[dict[str, Any]]:

@@ -9,8 +9,8 @@ all-reduce of two numbers, the digest of a text and its negative: the maxima agr
 Contract: a difference is a RankOrderError on each of the ranks, before any rank exchanges anything else. It names the
 module or the parameter, the ranks and the lines of the user's code. In all other steps no hook is there and nothing is
 done: `is_due` is a few comparisons. The steps are the first `FIRST` of a process, those whose number is a power of two,
-and the first after an evaluation; and the first evaluation, up to `LIMIT` modules in each. All steps of a network that
-is known to vary are compared if it has synchronised batch norms.
+and the first after an evaluation or generated texts; and the first evaluation, up to `LIMIT` modules in each. All steps
+of a network that is known to vary are compared if it has synchronised batch norms.
 
 Networks that are known to vary agree on the parameters of each step by themselves (parallel/unused_parameters.py). One
 pass over the same samples and random numbers (forward_check.py) finds whether ranks differ in anything else. It runs in
@@ -69,7 +69,7 @@ class OrderCheck:
         self._places: dict[str, str] = {}  # of each module that was called: the line of the user's code
         self._handles: list[RemovableHandle] = []
         self._first = True  # no evaluation has been compared
-        self._evaluated = False  # since the last step
+        self._evaluated = False  # or generated texts, since the last step
         self._done = self._left = self._micro = 0
         mesh = mesh_of(job) if job.world_size > 1 and job.own_step is None else None
         groups = [mesh.group("data", "context"), mesh.group("tensor")] if mesh is not None else []
@@ -115,6 +115,10 @@ class OrderCheck:
         self._first = False
         with self._compared():
             yield
+
+    def note_generation(self) -> None:
+        """Has the next step compared, as passes of generated texts came before it."""
+        self._evaluated = True
 
     def loss(self, inner: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
         """Returns `inner`, followed by the comparison of the parameters that the loss depends on."""

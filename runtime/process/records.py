@@ -253,8 +253,10 @@ class Follower:
 
 
 class RecordFollower:
-    def __init__(self, run_dir: str) -> None:
-        self._path = os.path.join(run_dir, NAME)
+    """Reads the records of a training as it writes them, or its generated `texts`, each once over all resumes."""
+
+    def __init__(self, run_dir: str, *, texts: bool = False) -> None:
+        self._path, self._texts = os.path.join(run_dir, TEXTS if texts else NAME), texts
         self._seen = set(Follower(self._path).new())  # of the training that this one resumes
         self._follower, self._file = Follower(self._path), 0
 
@@ -269,7 +271,7 @@ class RecordFollower:
             if line not in self._seen:
                 self._seen.add(line)
                 with contextlib.suppress(ValueError):  # written by another, as by an editor
-                    yield parse_record(line.encode())
+                    yield parse_text(line) if self._texts else parse_record(line.encode())
 
 
 def metrics_of(record: Record) -> dict[str, float]:

@@ -47,6 +47,13 @@ def write_records(folder: Path, *records: dict[str, Any]) -> None:
         file.writelines(json.dumps(record) + "\n" for record in records)
 
 
+def write_texts(folder: Path, *steps: int) -> None:
+    with (folder / "samples.jsonl").open("a") as file:
+        for step in steps:
+            text = {"step": step, "number": 0, "prompt": "a <b>", "text": f" {step}", "tokens": 2, "ended": False}
+            file.write(json.dumps(text | {"seconds": 0.1, "took": 0.1}) + "\n")
+
+
 def record(step: int, loss: float | None, split: str = "train", **numbers: float) -> dict[str, Any]:
     return {"step": step, "split": split, "loss": loss, "seconds": 0.1 * step, **numbers}
 
@@ -75,6 +82,7 @@ def train(folder: Path, loggers: str) -> None:
     feed = feed_of(folder, loggers)
     feed.open()
     write_records(folder, record(1, 2.0, lr=0.1), record(2, 1.5, lr=0.1))
+    write_texts(folder, 1, 2)
     (folder / "plan.svg").write_text(SVG)
     feed.pass_on()
     write_status(str(folder), RunStatus(state="stopped", step=2, steps=4))
@@ -82,6 +90,7 @@ def train(folder: Path, loggers: str) -> None:
     resumed = feed_of(folder, loggers, json.loads((folder / RUNS).read_text()))
     resumed.open()
     write_records(folder, record(2, 1.25, lr=0.1), record(2, 3.0, split="validation", accuracy=0.5), record(3, None))
+    write_texts(folder, 2, 3)
     (folder / "report.json").write_text('{"steps": 3}')
     write_status(str(folder), RunStatus(state="done", step=3, steps=4))
     resumed.close()
@@ -105,6 +114,9 @@ def test_a_table_has_each_record_once(folder: Path) -> None:
             ("2", "validation", "3.0", "0.5"),
             ("3", "train", "", ""),
         ]
+        with (path.parent / "texts.csv").open(newline="") as file:
+            texts = [(row["step"], row["number"], row["prompt"], row["text"]) for row in csv.DictReader(file)]
+        assert texts == [("1", "0", "a <b>", " 1"), ("2", "0", "a <b>", " 2"), ("3", "0", "a <b>", " 3")]
     another = feed_of(folder, f'csv(dir = "{folder.parent / "other"}")')  # a run of the same name
     another.open()
     another.close()
@@ -127,6 +139,7 @@ def test_event_files_have_numbers_the_job_and_the_diagram(folder: Path) -> None:
     assert b"cross_entropy" in events.Tensors("job.plt/text_summary")[0].tensor_proto.string_val[0]
     assert b'"steps": 3' in events.Tensors("report.json/text_summary")[0].tensor_proto.string_val[0]
     assert events.Images("plan")[0].width >= 8
+    assert {event.step for event in events.Tensors("texts/0/text_summary")} == {1, 2, 3}
 
 
 @pytest.mark.slow
@@ -144,7 +157,9 @@ def test_mlflow_has_one_run_over_both_starts(folder: Path, monkeypatch: pytest.M
     history = client.get_metric_history(run.info.run_id, "train/loss")
     assert [(metric.step, metric.value) for metric in history] == [(1, 2.0), (2, 1.5), (2, 1.25)]
     names = {artifact.path for artifact in client.list_artifacts(run.info.run_id)}
-    assert names == {"job.plt", "plan.json", "plan.svg", "report.json"}
+    assert names == {"job.plt", "plan.json", "plan.svg", "report.json", "texts"}
+    texts = sorted(artifact.path for artifact in client.list_artifacts(run.info.run_id, "texts/0"))
+    assert texts == [f"texts/0/step-{step:08}.txt" for step in (1, 2, 3)]
 
 
 def offline_records(folder: Path) -> Iterator[Any]:
@@ -189,6 +204,7 @@ def test_wandb_has_one_run_over_both_starts_and_sends_nothing(folder: Path) -> N
     ]
     losses = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
     assert losses == [(1, 2.0), (2, 1.5), (2, 1.25)]
+    assert [row["step"] for row in rows if "texts/0" in row] == [1, 2, 3]
     files = {path.name for path in folder.glob("wandb/offline-run-*/files/*")}
     assert {"job.plt", "plan.json", "plan.svg", "report.json"} <= files
 

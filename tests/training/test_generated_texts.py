@@ -17,6 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import dslc
 from dslc.runtime.model.meta_model import build_model
+from dslc.runtime.process.failure import describe
 
 # 24 tokens behind a prompt leave the 16 positions of the network.
 JOB = """
@@ -134,3 +135,44 @@ def test_prompts_are_lines_of_a_file(tmp_path: Path, name: str, content: str, pr
         return
     step = ready(job, setting).program.generate
     assert step is not None and (step.prompts, step.every, step.max_tokens, step.context) == (prompts, 3, 24, 16)
+
+
+# A network whose ranks differ in the order of their blocks from the 7th step on, which is no power of two.
+DIFFERS = """
+import os
+
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
+        self.embedding, self.head = nn.Embedding(256, 16), nn.Linear(16, 256)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16)) for _ in range(2))
+
+    def forward(self, tokens):
+        self.steps += int(self.training and torch.is_grad_enabled())
+        turned = self.steps > 6 and os.environ.get("RANK") == "1"
+        hidden = self.embedding(tokens)
+        for block in reversed(self.blocks) if turned else self.blocks:
+            hidden = block(hidden)
+        return self.head(hidden)
+"""
+
+
+@pytest.mark.slow
+def test_the_order_of_the_step_after_texts_is_compared(launcher: Launcher, tmp_path: Path) -> None:
+    job = _job(tmp_path)
+    network = JOB[JOB.index("gpt(") : JOB.index("\n  loss")]
+    text = job.read_text().replace(network, 'python("differs:Net")').replace("stdlib()", "stdlib(context = 16)")
+    job.write_text(text)
+    (tmp_path / "differs.py").write_text(DIFFERS)
+    settings = ("devices.cpus=2", "parallelism.zero=3", "train.steps=7", "generate.every=6 steps", "log.every=7 steps")
+    made = ready(job, *settings, "generate.max_tokens=2", "launch.timeout=30s")
+    (tmp_path / "run").mkdir()
+    outcome, shown = launcher.launch(made.program, made.places, tmp_path / "run")
+    assert outcome is not None and outcome.failure is not None, shown
+    message = describe(outcome)
+    assert "at step 7 " in message and "rank 0 calls `blocks.0`" in message and "rank 1 calls `blocks.1`" in message
