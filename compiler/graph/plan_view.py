@@ -237,8 +237,17 @@ def _training(plan: PlanGraph) -> records.TrainingNode:
         restarts=training.restarts,
         check_replicas=training.check_replicas,
         on_spike=_spike_text(training.on_spike),
+        texts=_texts(training.generate),
         own_step=training.own_step is not None,
     )
+
+
+def _texts(step: p.GenerateStep | None) -> str:
+    """Returns which texts the network writes, and when, in words; "" if it writes none."""
+    if step is None:
+        return ""
+    when = f"every {plural(step.every, 'step')} and after the last" if step.every else "after the last step"
+    return f"{plural(len(step.prompts), 'prompt')}, at most {plural(step.max_tokens, 'token')} each, {when}"
 
 
 def _spike_text(spike: p.SpikeStep | None) -> str:

@@ -363,6 +363,7 @@ class TrainingNode(Record):
     restarts: int = 0
     check_replicas: int = 0  # steps
     on_spike: str = ""  # in words
+    texts: str = ""  # that the network writes, in words
     own_step: bool = False  # a step of the user's own trains
 
 

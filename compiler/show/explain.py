@@ -340,6 +340,8 @@ def _training(plan: PlanView) -> list[str]:
     ]
     if training.on_spike:
         rows.append(("loss spike", training.on_spike))
+    if training.texts:
+        rows.append(("texts", training.texts))
     if training.check_replicas:
         rows.append(("replicas", f"compared bit by bit every {plural(training.check_replicas, 'step')}"))
     if training.restarts:

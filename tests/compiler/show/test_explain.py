@@ -47,6 +47,25 @@ def test_the_text_of_a_job() -> None:
     hold(explain(compiled(JOBS / "uneven.plt").plan), GOLDEN / "uneven.txt")
 
 
+TEXTS = """
+model { network = gpt(layers = 1, width = 8, heads = 1, context = 16, vocab = 256), loss = cross_entropy() }
+data { source = stdlib(), batch = 8 }
+train { steps = 9, optimizer = sgd(lr = 0.1) }
+generate { every = EVERY, prompts = ["def ", "import "], max_tokens = 24 }
+"""
+
+
+@pytest.mark.parametrize(
+    ("every", "when"), [("3 steps", "every 3 steps and after the last"), ("none", "after the last step")]
+)
+def test_a_row_has_the_texts_that_the_network_writes(tmp_path: Path, every: str, when: str) -> None:
+    job = tmp_path / "job.plt"
+    job.write_text(TEXTS.replace("EVERY", every))
+    assert f"texts          2 prompts, at most 24 tokens each, {when}" in section(
+        explain(compiled(job).plan), "Training"
+    )
+
+
 @pytest.mark.parametrize("make", MADE, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("width", [60, 100])
 def test_lines_keep_to_the_width(make: Callable[[], PlanView], width: int) -> None:
