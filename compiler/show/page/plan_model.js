@@ -79,14 +79,18 @@ function searchable(plan) {
   ];
 }
 
+/** The names in lower case, made once: a plan has as many as ranks. @type {WeakMap<[string, Subject], string>} */
+const lowerNames = new WeakMap();
+
 /** Returns the names that a text finds: equal ones first, then those that begin with it, then the rest.
  * @param {[string, Subject][]} all @param {string} text */
 function search(all, text) {
   const words = text.trim().toLowerCase();
   const grade = (/** @type {string} */ name) =>
     name === words || name.startsWith(`${words} (`) ? 0 : name.startsWith(words) ? 1 : name.includes(words) ? 2 : 3;
-  const graded = all.map((entry) => ({ entry, grade: grade(entry[0].toLowerCase()) })).filter((each) => each.grade < 3);
-  return words ? graded.sort((a, b) => a.grade - b.grade).slice(0, MOST_RESULTS).map((each) => each.entry) : [];
+  if (!words) return [];
+  const graded = all.map((entry) => ({ entry, grade: grade(lowerNames.get(entry) ?? entry[0].toLowerCase()) })).filter((each) => each.grade < 3);
+  return graded.sort((a, b) => a.grade - b.grade).slice(0, MOST_RESULTS).map((each) => each.entry);
 }
 
 /** Returns what a selection holds, sends and waits for. @param {Plan} plan @param {Subject} given @returns {Section[]} */

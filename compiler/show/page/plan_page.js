@@ -16,6 +16,7 @@ const sides = ["", "-2"].filter((suffix) => document.getElementById(`plan${suffi
     name: document.querySelector(`[data-side="${n}"] h3`)?.textContent ?? "" }));
 /** @type {[string, Subject][]} */
 const everything = [...new Map(sides.flatMap((side) => searchable(side.plan)))];
+for (const entry of everything) lowerNames.set(entry, entry[0].toLowerCase());
 
 /** @param {Element} element @returns {Subject} */
 function subjectOf(element) {
