@@ -60,7 +60,7 @@ class ExpertBalance:
             tokens = (count.sum().double() / router.top_k).clamp(min=1)
             assert router.factor is not None
             router.load_ahead = None
-            router.balance_gradient = router.factor * count.shape[0] * count / tokens.square()
+            router.balance_gradient = router.factor * count.shape[0] * count.double() / tokens.square()
             router.scaled_gradient = scaled(router.balance_gradient)
 
     def balance_loss(self) -> Tensor:
