@@ -249,7 +249,10 @@ class Trainer:
         path = self._folder / f"verify{drawn.seed}.plt"
         path.write_text(drawn.text)
         done = dslc("verify", path, f"--steps={steps}")
-        return done.returncode == 0 and "trained again" in done.stdout
+        return (
+            done.returncode == 0
+            and re.search("trained again|that is rounding", " ".join(done.stdout.split())) is not None
+        )
 
     def _prepare(self, text: str, seed: int) -> tuple[Ready | None, Report]:
         path = self._folder / f"job{seed}.plt"
