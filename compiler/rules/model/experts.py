@@ -63,14 +63,24 @@ def _excluded_from_balance_loss(
 
 
 def check_compiled_experts(job: JobSpec) -> Iterator[Diagnostic]:
-    """Reports `compile` beside experts: torch's compiler takes grouped products in bfloat16 alone."""
+    """Reports `compile` beside experts that a tensor axis cuts, or whose balance loss is set between two passes."""
     mixture = next(mixtures(job), None)
-    if mixture is not None and job.train.compile:
+    if mixture is None or not job.train.compile:
+        return
+    reasons: list[tuple[str, Note]] = []
+    if job.parallelism.tensor > 1:
+        note = Note("the tensor axis", job.parallelism.value_span("tensor"))
+        reasons.append(("what ranks of a tensor axis exchange within experts", note))
+    balanced = next((each for each in mixtures(job) if isinstance(each.balance, BalanceLoss)), None)
+    if balanced is not None:
+        note = Note("the balance loss", balanced.value_span("balance"))
+        reasons.append(("a balance loss, whose gradient is set between two passes", note))
+    for reason, note in reasons:
         yield Diagnostic(
             "E0234",
-            "torch's compiler does not trace the grouped products of experts",
+            f"torch's compiler does not trace {reason}",
             job.train.value_span("compile"),
-            notes=(Note("the experts", mixture.span),),
+            notes=(Note("the experts", mixture.span), note),
             help=remedy(set_field("train.compile", "false")),
         )
 

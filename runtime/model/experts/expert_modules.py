@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dslc.runtime.model.experts.grouped_product import grouped_product
+
 _SMALLEST_SUM = 1e-20  # as `transformers` guards the sum of the scores
 
 
@@ -200,7 +202,7 @@ def _grouped_product(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     if rows.dtype == torch.float64:
         products = zip(rows.tensor_split(ends[:-1].long().cpu()), weight, strict=True)
         return torch.cat([own @ matrix.T for own, matrix in products])
-    return F.grouped_mm(cast_for_product(rows), cast_for_product(weight).transpose(-2, -1), offs=ends)
+    return grouped_product(cast_for_product(rows), cast_for_product(weight), ends)
 
 
 def cast_for_product(x: Tensor) -> Tensor:

@@ -130,3 +130,26 @@ def test_float64_is_the_loop_of_float64() -> None:
     module = mixture(experts=4, top_k=2).double()
     tokens = torch.rand(2, 3, WIDTH, dtype=torch.float64)
     assert torch.allclose(module(tokens), by_loop(module, tokens), atol=1e-14, rtol=0)
+
+
+@pytest.mark.slow
+def test_compiled_experts_are_those_of_torch() -> None:
+    """In one graph, forward and backward; one expert gets no token."""
+    module = mixture(rate=0.01, score="sigmoid")
+    x = torch.randn(2, 5, WIDTH, requires_grad=True)
+    assert module.gate.e_score_correction_bias is not None
+    module.gate.e_score_correction_bias[1] = -10.0
+
+    def numbers(forward: Any) -> list[Tensor]:
+        module.zero_grad()
+        module.gate.load.zero_()
+        x.grad = None
+        y = forward(x)
+        y.sin().sum().backward()
+        assert x.grad is not None
+        return [y.detach(), x.grad, module.gate.load.clone(), *(parameter.grad for parameter in module.parameters())]  # type: ignore[list-item]
+
+    expected, found = numbers(module.forward), numbers(torch.compile(module.forward, fullgraph=True))
+    assert expected[2][1] == 0
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(other, one, atol=1e-5, rtol=0)
