@@ -55,6 +55,7 @@ from dslc.compiler.placement.staging import Staging
 from dslc.dsl.language.calls import Fp8
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.record import Record, record
+from dslc.dsl.sums import float_sum
 
 
 @record
@@ -153,7 +154,7 @@ def _estimate(
     staging: Staging, costs: tuple[RankCost, ...], times: _Times, source: TimeSource, lack: str = ""
 ) -> StepEstimate:
     job, layout, schedule, placement = staging.job, staging.layout, staging.schedule, staging.placement
-    inside = [sum(times.collective(t) for t in cost.traffic if t.axis in ("tensor", "context")) for cost in costs]
+    inside = [float_sum(times.collective(t) for t in cost.traffic if t.axis in ("tensor", "context")) for cost in costs]
     forward, backward = _stage_times(staging, times)
     microbatches = layout.microbatches
     arithmetic = [0.0] * len(costs)
@@ -176,7 +177,7 @@ def _estimate(
             played = timeline(schedule, forward, backward, send=message)
         passes, bubble = played.total, played.bubble
     else:
-        passes, bubble = microbatches * (sum(forward) + sum(backward)), 0.0
+        passes, bubble = microbatches * (float_sum(forward) + float_sum(backward)), 0.0
     ends = [
         StepEnd(exposed=_exposed(staging, times, cost, arithmetic[p]), update=times.update(p))
         for p, cost in enumerate(costs)
@@ -249,11 +250,11 @@ def _stage_times(staging: Staging, times: _Times) -> tuple[list[float], list[flo
     for stage in staging.stages:
         layers = [model.of_a_rank[n] for n in stage]
         passes = [times.layer(layer, samples) for layer in layers]
-        recomputation = sum(
+        recomputation = float_sum(
             forward_time for layer, (forward_time, _) in zip(layers, passes, strict=True) if layer.name in blocks
         )
-        forward.append(often * sum(forward_time for forward_time, _ in passes))
-        backward.append(sum(back for _, back in passes) + recomputation)
+        forward.append(often * float_sum(forward_time for forward_time, _ in passes))
+        backward.append(float_sum(back for _, back in passes) + recomputation)
     loss_forward, back = times.loss(samples)
     return [*forward[:-1], forward[-1] + loss_forward], [*backward[:-1], backward[-1] + back]
 
@@ -272,10 +273,12 @@ def _with_launches(
     passes: tuple[list[float], list[float]] = [], []
     for stage, rank, forward_time, back in zip(staging.stages, staging.placement, forward, backward, strict=True):
         starts = [times.launches(layers[n]) for n in stage]
-        recomputation = sum(start for n, (start, _) in zip(stage, starts, strict=True) if layers[n].name in blocks)
+        recomputation = float_sum(
+            start for n, (start, _) in zip(stage, starts, strict=True) if layers[n].name in blocks
+        )
         both = (
-            slower_of(forward_time, sum(f for f, _ in starts)),
-            slower_of(back, sum(b for _, b in starts) + recomputation),
+            slower_of(forward_time, float_sum(f for f, _ in starts)),
+            slower_of(back, float_sum(b for _, b in starts) + recomputation),
         )
         passes[0].append(both[0])
         passes[1].append(both[1])
@@ -414,6 +417,6 @@ class _Links:
 
     def bytes_by_link(self, costs: tuple[RankCost, ...]) -> tuple[tuple[str, int], ...]:
         moved = [[(t.when.share, *self.moved(t)) for t in cost.traffic] for cost in costs]
-        link_bytes = max(sum(share * bytes for share, bytes, _ in rank_traffic) for rank_traffic in moved)
-        network_bytes = max(sum(share * bytes for share, _, bytes in rank_traffic) for rank_traffic in moved)
+        link_bytes = max(float_sum(share * bytes for share, bytes, _ in rank_traffic) for rank_traffic in moved)
+        network_bytes = max(float_sum(share * bytes for share, _, bytes in rank_traffic) for rank_traffic in moved)
         return (("link", round(link_bytes)), ("network", round(network_bytes)))

@@ -33,6 +33,7 @@ from dslc.compiler.ir.actions import Payload, TrafficNode
 from dslc.compiler.ir.nodes import LayerNode
 from dslc.compiler.placement.sharding import channels_last, recomputed
 from dslc.compiler.placement.staging import Staging
+from dslc.dsl.sums import float_sum
 
 _WEIGHT_EXCHANGES = ("local_sgd", "diloco", "decentralized")  # exchanges of weights as they are
 _ROUNDS = 20_000  # of the descent, which ends long before
@@ -214,7 +215,7 @@ def fit_steps(
 
 
 def _dot(one: Sequence[float], other: Sequence[float]) -> float:
-    return sum(a * b for a, b in zip(one, other, strict=True))
+    return float_sum(a * b for a, b in zip(one, other, strict=True))
 
 
 def left_out_errors(
@@ -223,7 +224,7 @@ def left_out_errors(
     """Yields the relative error of each step, predicted by a fit to the others."""
     for n, (row, seconds) in enumerate(zip(features, steps, strict=True)):
         constants = fit_steps([*features[:n], *features[n + 1 :]], [*steps[:n], *steps[n + 1 :]], typical)
-        yield sum(value * constant for value, constant in zip(row, constants, strict=True)) / seconds - 1
+        yield float_sum(value * constant for value, constant in zip(row, constants, strict=True)) / seconds - 1
 
 
 def run_fit(

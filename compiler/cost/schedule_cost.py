@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from dslc.compiler.placement.schedules import ScheduledAction, ScheduleTable
 from dslc.dsl.record import Record, record
+from dslc.dsl.sums import float_sum
 
 
 class TimedAction(NamedTuple):
@@ -69,8 +70,8 @@ def timeline(
     }
     spans = _simulate(table, cost, send)
     total = max((row[-1].end for row in spans if row), default=0.0)
-    busy = tuple(sum(span.end - span.start for span in row) for row in spans)
-    bubble = 1 - sum(busy) / (len(busy) * total) if total else 0.0
+    busy = tuple(float_sum(span.end - span.start for span in row) for row in spans)
+    bubble = 1 - float_sum(busy) / (len(busy) * total) if total else 0.0
     return Timeline(total=total, busy=busy, bubble=bubble, spans=tuple(map(tuple, spans)))
 
 

@@ -14,6 +14,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.dsl.record import Record, record
+from dslc.dsl.sums import float_sum
 
 Shape: TypeAlias = tuple[int, ...]
 Among = Literal["", "node", "nodes"]
@@ -384,4 +385,4 @@ class TrafficNode(Record):
 
 def handed_in(exchanged: Iterable[TrafficNode]) -> int:
     """Returns the bytes of a rank's input in a step, in the mean over later steps."""
-    return round(sum(node.bytes * node.when.share for node in exchanged if node.operation != "receive"))
+    return round(float_sum(node.bytes * node.when.share for node in exchanged if node.operation != "receive"))

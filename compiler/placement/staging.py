@@ -20,6 +20,7 @@ from dslc.compiler.placement.tensor_plan import TensorPlan
 from dslc.compiler.placement.workload import Workload
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.record import Record, record
+from dslc.dsl.sums import float_sum
 
 
 @record
@@ -80,7 +81,7 @@ class Staging(Record):
         """Returns how many numbers of parameters a rank at a pipeline coordinate updates."""
         layers = [self.model.of_a_rank[n] for stage in self.stages_of(pipeline) for n in self.stages[stage]]
         trained = [q for layer in layers for q in layer.parameters if q.name in self.trained]
-        return sum(q.count / self.sharding.shards_of(q) for q in trained)
+        return float_sum(q.count / self.sharding.shards_of(q) for q in trained)
 
 
 def first_trained_stage(job: JobSpec, model: ModelGraph, stages: Sequence[range]) -> int:

@@ -16,6 +16,7 @@ from typing import Literal
 from graphviz import Digraph, nohtml
 
 from dslc.dsl.plain import plain
+from dslc.dsl.sums import float_sum
 
 FONT = "Helvetica"
 INK, FAINT, PAPER, GROUND = "#222222", "#8a8a8a", "#ffffff", "#f4f4f2"
@@ -143,7 +144,7 @@ class Canvas:
     ) -> str:
         """Draws a bar of colours side by side, each with its fraction of the width; the rest is paper."""
         parts_shown = [(colour, share) for colour, share in parts if share > 0.0005]
-        remainder = 1 - sum(share for _, share in parts_shown)
+        remainder = 1 - float_sum(share for _, share in parts_shown)
         if remainder > 0.0005:
             parts_shown.append((PAPER, remainder))
         fill = ":".join(f"{colour};{_n(share, 4)}" for colour, share in parts_shown)

@@ -23,6 +23,7 @@ from dslc.compiler.show.canvas import FAINT, GREY, MEMORY_COLOURS, Canvas
 from dslc.compiler.show.describe import axis_of, bound_text, class_of, known_text, schedule_table, span_text
 from dslc.compiler.show.legend import HEADING, heading
 from dslc.dsl.record import Record, record
+from dslc.dsl.sums import float_sum
 from dslc.dsl.words import plural
 
 LABEL, WIDTH, ROW, STRIP, PITCH = 116, 1000, 26, 16, 54
@@ -167,7 +168,7 @@ def schedule_layout(plan: PlanView) -> ScheduleLayout:
     return ScheduleLayout(
         rows=rows,
         held=[_held_activations(plan, row) for row in work],
-        idle=[1 - sum(piece.end - piece.start for piece in row) / busy_until for row in work],
+        idle=[1 - float_sum(piece.end - piece.start for piece in row) / busy_until for row in work],
         window=TimeWindow(total=total, scale=scale),
         visible_rows=_visible_rows(len(rows)),
     )
