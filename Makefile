@@ -96,10 +96,11 @@ long: $(STAMP) ## the full products and the hundred-run tests
 bench: $(STAMP) ## the benchmarks
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# Its tools come with the first build, not with `make install`. A link or an anchor that leads nowhere fails the build.
+# Its tools come with the first build, not with `make install`: by pip, and for the planner of docs/planner by npm, of
+# Node.js. A link or an anchor that leads nowhere fails the build.
 docs: $(VENV)/.docs linked ## the documentation site, into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@echo "build/site/index.html is the first page"
+	@echo "build/site/index.html is the first page; the planner needs a server: python -m http.server -d build/site"
 
 $(VENV)/.docs: $(STAMP)
 	@$(PIP) --no-build-isolation -e '.[docs]'

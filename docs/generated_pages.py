@@ -1,4 +1,5 @@
-"""MkDocs hook: adds the pages of the diagnostics, the examples and the gallery, and links to files of the repository.
+"""MkDocs hook: adds the pages of the diagnostics, the examples and the gallery, the files of the planner, and links to
+files of the repository.
 
 mkdocs.yml names this file. MkDocs calls `on_files` once, and `on_page_markdown` for each page.
 """
@@ -13,10 +14,12 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from planner_site import MissingToolError, planner_files
 
 from dslc.commands.new import summary
 from dslc.dsl.codes import explain, titles
@@ -62,9 +65,17 @@ def on_files(files: Files, config: Any) -> Files:
     pages |= {_source_page(path): _source(path) for path in _linked_files(files)}
     diagrams = {f"gallery/{job}-{view}.svg": _render(job, view) for job, view, _ in DIAGRAMS}
     pages["gallery.md"] = _gallery()
-    for name, content in {**pages, **diagrams}.items():
+    for name, content in {**pages, **diagrams, **_planner()}.items():
         files.append(File.generated(config, name, content=content))
     return files
+
+
+def _planner() -> dict[str, bytes]:
+    """Returns the files of the planner. Raises PluginError if Node.js or its package is missing."""
+    try:
+        return {f"planner/{name}": content for name, content in planner_files(ROOT / "build")}
+    except MissingToolError as error:
+        raise PluginError(str(error)) from None
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
@@ -156,9 +167,17 @@ def _source(path: str) -> str:
     if source.suffix == ".md":
         return source.read_text(encoding="utf-8")
     if source.is_file():
-        return f"# {path}\n\n{_fence(source)}"
+        is_job = source.suffix == ".plt" and path.startswith("examples/")
+        link = f"{_planner_link(path, posixpath.dirname(_source_page(path)))}\n\n" if is_job else ""
+        return f"# {path}\n\n{link}{_fence(source)}"
     jobs = sorted(source.rglob("*.plt"))
     return f"# {path}\n\n" + "\n".join(f"## {job.relative_to(source)}\n\n{_fence(job)}" for job in jobs)
+
+
+def _planner_link(path: str, here: str) -> str:
+    """Returns the link that opens a job in the planner, which reads it from the address."""
+    job = quote((ROOT / path).read_text(encoding="utf-8"), safe="")
+    return f"[Open in the planner]({posixpath.relpath('planner/index.html', here or '.')}#job={job})"
 
 
 def _fence(source: Path) -> str:
@@ -181,7 +200,12 @@ def _gallery() -> str:
         path = f"examples/{job}.plt"
         command = f"dslc render {path} --view {view} -o {job}.svg"
         image = f"![{caption}](gallery/{job}-{view}.svg)"
-        parts += [f"## {caption}", f"The job: [{path}]({_source_page(path)}).", f"```\n{command}\n```", image]
+        parts += [
+            f"## {caption}",
+            f"The job: [{path}]({_source_page(path)}). {_planner_link(path, '')}.",
+            f"```\n{command}\n```",
+            image,
+        ]
     return "\n\n".join(parts) + "\n"
 
 

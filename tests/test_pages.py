@@ -113,7 +113,7 @@ def module_faults(code: str) -> list[str]:
         if module == "benchmarks":
             names = re.findall(r"^(?: ([a-z]\w*))", rest)
             faults += [f"benchmark {name}" for name in names if name not in BENCHMARKS]
-        elif module not in ("dslc", "pip", "venv", "pytest"):
+        elif module not in ("dslc", "http.server", "pip", "venv", "pytest"):
             path = module.replace(".", "/")
             homes = [ROOT / f"{folder}{path}{end}" for folder in ("", "tests/") for end in (".py", "/__main__.py")]
             faults += [f"module {module}"] * (not any(home.exists() for home in homes))

@@ -13,8 +13,8 @@ from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.meaning.load import load
 from dslc.dsl.plain import plain
 from dslc.dsl.show import to_json
-from dslc.dsl.words import either, plural
-from dslc.jobs.check_job import check_one, show
+from dslc.dsl.words import plural
+from dslc.jobs.check_job import check_one, show, summary_text
 from dslc.jobs.choose_plan import chosen_text
 from dslc.probe.unchecked_parts import describe_unchecked
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT
@@ -42,7 +42,7 @@ def main(arguments: argparse.Namespace) -> int:
                 unchecked_text = describe_unchecked(analysis, trace=arguments.trace)
                 print(
                     plain(
-                        f"{path} is good{unchecked_text}: {_summary(analysis)}"
+                        f"{path} is good{unchecked_text}: {summary_text(analysis)}"
                         + (f"; {resume_text}" if resume_text else "")
                     )
                 )
@@ -103,21 +103,3 @@ def check_with(path: str, arguments: argparse.Namespace) -> tuple[Report, Analys
 
         check_lock(path, load(path, arguments.settings), analyses[0], report)
     return report, analysis, resume_text
-
-
-def _summary(analysis: Analysis) -> str:
-    from dslc.compiler.ir.number_text import byte_text, count_text
-
-    counts, world = analysis.layout.node_counts, analysis.layout.world_size
-    parts = [plural(world, "rank")]
-    if len(counts) > 1:
-        nodes_text = f"trains on {either(counts)} nodes"
-        parts = [nodes_text, f"on {counts[-1]}: {parts[0]}"]
-    if analysis.model:
-        count = analysis.model.parameters
-        parts.append(f"{count_text(count)} parameter{'s' * (count != 1)}")
-    if analysis.costs:
-        parts.append(f"peak {byte_text(max(cost.memory.peak for cost in analysis.costs))} a rank")
-    if analysis.workload.steps is not None:
-        parts.append(plural(analysis.workload.steps, "step"))
-    return ", ".join(parts)

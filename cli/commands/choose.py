@@ -18,7 +18,7 @@ from dslc.compiler.rules.choice.plan_choice import PlanChoice, PricedPlan
 from dslc.compiler.show.explain import table
 from dslc.compiler.show.picture import SUFFIXES
 from dslc.compiler.show.picture import write as write_picture
-from dslc.compiler.show.plan_scatter import PlanPoint, draw_plans
+from dslc.compiler.show.plan_scatter import draw_choice
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.meaning.auto_fields import SEARCHED, auto_fields
@@ -54,28 +54,13 @@ def main(arguments: argparse.Namespace) -> int:
     if choice.plan is None:
         return JOB_AT_FAULT
     if arguments.picture:
-        write_picture(draw_plans(f"{job.source.name}: {len(choice.plans):,} plans", _points(choice)), arguments.picture)
+        write_picture(draw_choice(job.source.name, choice), arguments.picture)
         print(plain(f"{arguments.picture} written"), file=sys.stderr)
     if arguments.output:
         with replacing(arguments.output) as file:
             file.write(write(with_plan(job, choice.fields, choice.plan)))
         print(plain(f"{arguments.output} written: the job with the chosen plan"), file=sys.stderr)
     return GOOD
-
-
-def _points(choice: PlanChoice) -> list[PlanPoint]:
-    front = {id(plan) for plan in choice.front}
-    return [
-        PlanPoint(
-            time=plan.step_time,
-            memory=plan.peak,
-            text=plan.text(),
-            fits=plan.fits,
-            rank="chosen" if plan is choice.plan else "front" if id(plan) in front else "",
-        )
-        for plan in choice.plans
-        if not plan.code and plan.step_time
-    ]
 
 
 def _load(arguments: argparse.Namespace) -> JobSpec:

@@ -29,7 +29,7 @@ from dslc.jobs.check_job import inspect, show
 from dslc.jobs.choose_plan import chosen_text, with_choice
 from dslc.jobs.lock import lock_path, write_lock
 from dslc.jobs.plan_file_input import is_plan_file, job_of, open_plan
-from dslc.jobs.prepare_run import file_of
+from dslc.runs.plan_file_output import file_of
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, CommandFailedError
 
 T = TypeVar("T")

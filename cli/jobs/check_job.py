@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from dslc.compiler.cost.reuse import READING, Reuse
+from dslc.compiler.ir.number_text import byte_text, count_text
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.rules.elastic import analyse_counts
@@ -18,6 +19,7 @@ from dslc.dsl.language.registry import Range
 from dslc.dsl.meaning.auto_fields import auto_fields, without_auto
 from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.show import render
+from dslc.dsl.words import either, plural
 from dslc.jobs.choose_plan import choose_fields
 from dslc.probe.collect_facts import collect_facts
 
@@ -153,3 +155,20 @@ def _partial_check(checked: str, job: JobSpec) -> Diagnostic:
         job.model.value_span("network"),
         help="`--set` chooses one to check",
     )
+
+
+def summary_text(analysis: Analysis) -> str:
+    """Returns ranks, parameters, peak memory and steps of a job, as far as they are known."""
+    counts, world = analysis.layout.node_counts, analysis.layout.world_size
+    parts = [plural(world, "rank")]
+    if len(counts) > 1:
+        nodes_text = f"trains on {either(counts)} nodes"
+        parts = [nodes_text, f"on {counts[-1]}: {parts[0]}"]
+    if analysis.model:
+        count = analysis.model.parameters
+        parts.append(f"{count_text(count)} parameter{'s' * (count != 1)}")
+    if analysis.costs:
+        parts.append(f"peak {byte_text(max(cost.memory.peak for cost in analysis.costs))} a rank")
+    if analysis.workload.steps is not None:
+        parts.append(plural(analysis.workload.steps, "step"))
+    return ", ".join(parts)

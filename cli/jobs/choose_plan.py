@@ -76,17 +76,21 @@ def choose_fields(
     return chosen, (yield from facts_of.chosen_facts(chosen)), choice
 
 
-def explore_plans(job: JobSpec, report: Report, *, trace: bool, fields: Sequence[str] = SEARCHED) -> PlanChoice | None:
-    """Searches the plans of a job, whatever it says of the `fields`; returns None with the reasons in the report."""
+def explore_plans(
+    job: JobSpec, report: Report, *, trace: bool, fields: Sequence[str] = SEARCHED, progress: Progress | None = None
+) -> PlanChoice | None:
+    """Searches the plans of a job, whatever it says of the `fields`; returns None with the reasons in the report.
+    `progress` receives the count of plans that are done and of all; by default a terminal shows it.
+    """
     plain = without_auto(job)
     facts = report.collect(collect_facts(plain, trace=trace and not report.errors, run=False))
     if job.model.has_user_network and facts.model is None:
         if not report.errors:
             report.extend([replace(untraced(job), code="E0494", help="`--trace` calls the function that makes it")])
         return None
-    with search_progress() as progress:
+    with search_progress() if progress is None else contextlib.nullcontext(progress) as shown:
         facts_of = FactsOfPlans(plain, facts, trace=trace, run=False)
-        choice = report.collect(choose_plan(job, fields, facts_of, Reuse(), facts.machine, progress))
+        choice = report.collect(choose_plan(job, fields, facts_of, Reuse(), facts.machine, shown))
     if choice is None and not report.errors:
         report.collect(analyse(plain, facts))  # which says why its devices are not known
     return choice

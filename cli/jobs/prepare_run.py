@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 from dslc.compiler.compile import Compiled, compile_plan
 from dslc.compiler.facts.untrusted_files import recreate_file, replacing
 from dslc.compiler.ir.program import JobProgram, Mode, RankPlace, TrainMode
-from dslc.compiler.plan_facts import facts_of
-from dslc.compiler.plan_file import JobText, PlanFile
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import SSH
@@ -30,12 +28,12 @@ from dslc.jobs.launcher_environment import counts_there, world_for
 from dslc.jobs.preflight import check_needs
 from dslc.jobs.worst_batch import check_worst_batches
 from dslc.loggers.start import feed_loggers
+from dslc.runs.plan_file_output import file_of
 from dslc.runs.run_folder import claim_folder
 from dslc.runtime.launchers.world import World
 from dslc.runtime.process.program_file import write_program
 from dslc.runtime.process.records import naming
 from dslc.runtime.process.run_status import begin, broke_off
-from dslc.terminal.version import __version__
 
 if TYPE_CHECKING:
     from dslc.probe.child import ChildAnswer
@@ -163,20 +161,6 @@ def detect_launcher(
             "address of one; `--set devices.nodes=1` is for one machine",
         )
     return None
-
-
-def file_of(compiled: Compiled, loaded: LoadResult) -> PlanFile:
-    """Returns the plan file of a job. The plan file of a sweep is of its first combination."""
-    job, settings = compiled.analysis.job, list(loaded.settings)
-    for combination in loaded.combinations[:1]:
-        settings += [f"{path}={text}" for path, text in combination]
-    source = JobText(
-        files=tuple(loaded.texts.items()),
-        settings=tuple(settings),
-        beside=os.path.relpath(loaded.beside, job.folder) if settings else ".",
-    )
-    facts = facts_of(compiled.analysis)
-    return PlanFile(graph=compiled.graph, source=source, facts=facts, dslc=__version__)
 
 
 def job_text(ready: Ready) -> str:

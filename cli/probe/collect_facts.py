@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
@@ -17,6 +18,8 @@ from dslc.dsl.language.preferences import Preferences
 from dslc.dsl.language.registry import Call
 from dslc.probe.child import in_child
 from dslc.probe.gpus import choose_free, gpus_here
+
+_IN_BROWSER = sys.platform == "emscripten"  # which installs nothing, starts no processes, and trains nothing
 
 
 def collect_facts(job: JobSpec, *, trace: bool, run: bool) -> Findings[Facts]:
@@ -43,7 +46,8 @@ def collect_facts(job: JobSpec, *, trace: bool, run: bool) -> Findings[Facts]:
 def _look_for_torchvision(job: JobSpec) -> Iterator[Diagnostic]:
     """Says that torchvision is not installed: a warning, as another machine may have it."""
     source = job.data.source
-    if isinstance(source, PictureSource) and source.augment and importlib.util.find_spec("torchvision") is None:
+    needs_library = isinstance(source, PictureSource) and source.augment and not _IN_BROWSER
+    if needs_library and importlib.util.find_spec("torchvision") is None:
         yield Diagnostic(
             code="W0803",
             message="`augment` needs the library `torchvision`, which is not installed",
@@ -55,6 +59,9 @@ def _look_for_torchvision(job: JobSpec) -> Iterator[Diagnostic]:
 
 def _with_library_facts(call: Call, source: SourceFacts, context: int | None, *, fetch: bool) -> SourceFacts:
     """Returns the facts of a source, with the facts that only a library can tell."""
+    if _IN_BROWSER and isinstance(call, Chat | Preferences | Parquet | Datasets) and not source.missing:
+        help = "`dslc check` opens it, where dslc is installed"
+        return replace(source, missing=f"a browser has no library that opens `{call.word}(…)`", help=help)
     if isinstance(call, Chat | Preferences) and not source.missing and source.input is not None:
         return _read_conversations(call, source, context)
     if isinstance(call, Parquet | Datasets) and not source.missing:

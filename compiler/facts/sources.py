@@ -122,9 +122,26 @@ def _digits(source: c.Digits, context: int | None) -> SourceFacts:
 
 
 def _stdlib(source: c.Stdlib, context: int | None) -> SourceFacts:
+    return sequences((stdlib_bytes(),), context, BYTES)
+
+
+_stdlib_bytes: int | None = None
+
+
+def stdlib_bytes() -> int:
+    """Returns the bytes of the text of the standard library."""
+    if _stdlib_bytes is not None:
+        return _stdlib_bytes
     with os.scandir(os.path.dirname(os.__file__)) as entries:
-        size = sum(entry.stat().st_size for entry in entries if entry.name.endswith(".py") and entry.is_file())
-    return sequences((size,), context, BYTES)
+        return sum(entry.stat().st_size for entry in entries if entry.name.endswith(".py") and entry.is_file())
+
+
+def use_stdlib_bytes(size: int) -> None:
+    """Takes this as the size of the standard library from now on: that of another Python, where this one has no
+    files of it.
+    """
+    global _stdlib_bytes
+    _stdlib_bytes = size
 
 
 def _text(source: c.Text, context: int | None) -> SourceFacts:

@@ -11,6 +11,7 @@ from itertools import pairwise
 from math import exp, log
 
 from dslc.compiler.ir.number_text import byte_text, time_text
+from dslc.compiler.rules.choice.plan_choice import PlanChoice
 from dslc.compiler.show.canvas import BLUE, FAINT, GREY, INK, RED, SKY, Canvas
 from dslc.dsl.record import Record, record
 
@@ -30,6 +31,22 @@ class PlanPoint(Record):
     rank: str = ""
 
 
+def plan_points(choice: PlanChoice) -> list[PlanPoint]:
+    """Returns the plans of a choice that have a known time."""
+    front = {id(plan) for plan in choice.front}
+    return [
+        PlanPoint(
+            time=plan.step_time,
+            memory=plan.peak,
+            text=plan.text(),
+            fits=plan.fits,
+            rank="chosen" if plan is choice.plan else "front" if id(plan) in front else "",
+        )
+        for plan in choice.plans
+        if not plan.code and plan.step_time
+    ]
+
+
 class _Scale:
     """Maps positive numbers to a length, by their logarithms."""
 
@@ -43,6 +60,11 @@ class _Scale:
 
     def value(self, share: float) -> float:
         return exp(self._low + share * self._span)
+
+
+def draw_choice(name: str, choice: PlanChoice) -> str:
+    """Returns the picture of a choice for the job of this name. Raises ValueError if no plan has a time."""
+    return draw_plans(f"{name}: {len(choice.plans):,} plans", plan_points(choice))
 
 
 def draw_plans(title: str, points: Sequence[PlanPoint]) -> str:

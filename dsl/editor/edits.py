@@ -16,7 +16,7 @@ import difflib
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language import blocks  # noqa: F401  (`blocks` fills the registry)
@@ -77,6 +77,26 @@ def apply_fix(text: str, name: str, fix: Fix) -> str | None:
         change = _change(_parse(made), edit) if made is not None else None
         made = _apply_changes([change], made) if change is not None and made is not None else None
     return None if made is None or made == text else _formatted_alike(text, made)
+
+
+def with_fields(text: str, values: Mapping[str, str | None]) -> str:
+    """Returns the text with these fields set, by path. A field whose value is None is removed, and so is a value of its
+    whole block (`parallelism = auto`).
+    """
+    before = text
+    for path, value in values.items():
+        block, _, field = path.partition(".")
+        document = _parse(text)
+        if document is None:
+            break
+        whole = next((s for s in document.statements if isinstance(s, tree.BlockValue) and s.name == block), None)
+        if whole is not None:
+            text = _apply_changes([_without_lines(document, whole.span)], text)
+            document = _parse(text)
+        if document is not None and (value is not None or _entry(document, block, field) is not None):
+            change = _field(document, block, field, value)
+            text = _apply_changes([change], text) if change is not None else text
+    return _formatted_alike(before, text)
 
 
 def _at_places(text: str, name: str, edits: Sequence[Edit]) -> str | None:

@@ -25,7 +25,7 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load, load_kept
 from dslc.dsl.paths import ResolvedPath, portable, resolved
 from dslc.jobs.check_job import inspect
-from dslc.jobs.prepare_run import file_of
+from dslc.runs.plan_file_output import file_of
 
 EVERY = sorted(path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.plt"))
 

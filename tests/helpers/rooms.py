@@ -64,6 +64,7 @@ ROOMS = (
     "cli/conversion",
     "cli/proof",
     "cli/editor",
+    "cli/planner",
     "cli/commands",
     "cli",
 )
