@@ -35,7 +35,7 @@ class _Contribution(Record):
     """A rank's part of a number: a mean over `over` ranks, in pieces among groups of (ranks, stride)."""
 
     over: int = 1
-    cut: tuple[tuple[int, int], ...] = ()
+    cut: tuple[tuple[int, ...], ...] = ()
     heard: int = 1  # whose numbers a rank has by messages, itself included
     told: int = 0  # to how many it has sent its own
     of_node: bool = False  # the ranks of a node hold the same

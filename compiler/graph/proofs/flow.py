@@ -261,7 +261,7 @@ class _Sums:
         exchange = step.exchange if step is not None else None
         self._dtype = _sums_in(exchange) if exchange is not None else "float32"
         self._scaled: dict[
-            str, tuple[int, int]
+            str, tuple[int, ...]
         ] = {}  # by weights: the ranks whose next sum has a scale, and their stride
         self._told: list[str] = []  # what has been told to the holders of shared weights
         self._sent = 0

@@ -147,7 +147,7 @@ def test_compiled_experts_are_those_of_torch() -> None:
         y = forward(x)
         y.sin().sum().backward()
         assert x.grad is not None
-        return [y.detach(), x.grad, module.gate.load.clone(), *(parameter.grad for parameter in module.parameters())]  # type: ignore[list-item]
+        return [y.detach(), x.grad, module.gate.load.clone(), *(parameter.grad for parameter in module.parameters())]
 
     expected, found = numbers(module.forward), numbers(torch.compile(module.forward, fullgraph=True))
     assert expected[2][1] == 0
