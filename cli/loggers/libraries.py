@@ -163,7 +163,7 @@ class WandbRun(LibraryRun):
 
     def log_text(self, text: Record) -> None:
         self._run.log(
-            {"step": text["step"], f"texts/{text['number']}": self._html(f"<pre>{escape(_whole(text))}</pre>")}
+            {"step": text["step"], f"texts/{text['number']}": self._html(f"<pre>{escape(_full_text(text))}</pre>")}
         )
 
     def add_file(self, path: str) -> None:
@@ -209,7 +209,7 @@ class MLflowRun(LibraryRun):
         self._client.log_batch(self.identity, metrics=metrics)
 
     def log_text(self, text: Record) -> None:
-        self._client.log_text(self.identity, _whole(text), f"texts/{text['number']}/step-{text['step']:08}.txt")
+        self._client.log_text(self.identity, _full_text(text), f"texts/{text['number']}/step-{text['step']:08}.txt")
 
     def add_file(self, path: str) -> None:
         self._client.log_artifact(self.identity, path)
@@ -241,7 +241,7 @@ class TrackioRun(LibraryRun):
     def log_text(self, text: Record) -> None:
         import trackio
 
-        self._run.log({f"texts/{text['number']}": trackio.Markdown(f"```\n{_whole(text)}\n```")}, step=text["step"])
+        self._run.log({f"texts/{text['number']}": trackio.Markdown(f"```\n{_full_text(text)}\n```")}, step=text["step"])
 
     def add_file(self, path: str) -> None:
         import trackio
@@ -316,7 +316,7 @@ def _place_of_text(row: Mapping[str, str]) -> tuple[int, int]:
     return int(row["step"]), int(row["number"])
 
 
-def _whole(text: Record) -> str:
+def _full_text(text: Record) -> str:
     """Returns a prompt with what the network wrote after it, or with its answer."""
     return f"{text['prompt']}\n\nanswer:\n{text['text']}" if text.get("chat") else f"{text['prompt']}{text['text']}"
 
