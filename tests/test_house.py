@@ -103,8 +103,8 @@ def objection(floor: str, path: str, found: Import) -> str | None:
             drawing = path == "show/picture.py"
             return None if late and drawing else "pictures are for the functions of compiler/show"
         if found.is_within("rich"):
-            telling = late and path == "show/explain.py"
-            return None if telling else "rich makes tables in functions of compiler/show/explain.py"
+            telling = late and path == "show/text_table.py"
+            return None if telling else "rich makes tables in functions of compiler/show/text_table.py"
         if found.is_within("graphviz"):
             drawing = path == "show/canvas.py" or (late and path == "show/picture.py")
             return None if drawing else "graphviz is for compiler/show/canvas.py and functions of picture.py"
@@ -150,8 +150,8 @@ def test_a_module_imports_what_its_floor_may(module: str) -> None:
         ("compiler", "trace/code_place.py", "class A:\n    import torch", False),
         ("compiler", "model/tape.py", "def f():\n    importlib.import_module('torch')", False),
         ("compiler", "rules/batch.py", "from ...runtime.parallel import fsdp", False),
-        ("compiler", "show/explain.py", "def f():\n    from rich.table import Table", True),
-        ("compiler", "show/explain.py", "from rich.table import Table", False),
+        ("compiler", "show/text_table.py", "def f():\n    from rich.table import Table", True),
+        ("compiler", "show/text_table.py", "from rich.table import Table", False),
         ("compiler", "ir/codec.py", "def f():\n    import cattrs", True),
         ("compiler", "ir/codec.py", "import cattrs", False),
         ("compiler", "ir/plan.py", "def f():\n    import cattrs", False),

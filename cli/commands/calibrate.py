@@ -35,7 +35,7 @@ from dslc.compiler.ir.number_text import percent_text, time_text
 from dslc.compiler.ir.program import CalibrateMode
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.rules.analysis import Analysis
-from dslc.compiler.show.explain import table
+from dslc.compiler.show.text_table import table
 from dslc.dsl.bounds import CATALOGUE
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import LoadResult, load_each

@@ -15,10 +15,10 @@ from dslc.compiler.ir.number_text import byte_text, time_text
 from dslc.compiler.rules.choice.choice_text import HEAD, RIGHT, choice_json, count_line, plan_row
 from dslc.compiler.rules.choice.choose import with_plan
 from dslc.compiler.rules.choice.plan_choice import PlanChoice, PricedPlan
-from dslc.compiler.show.explain import table
 from dslc.compiler.show.picture import SUFFIXES
 from dslc.compiler.show.picture import write as write_picture
 from dslc.compiler.show.plan_scatter import draw_choice
+from dslc.compiler.show.text_table import table
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.meaning.auto_fields import SEARCHED, auto_fields

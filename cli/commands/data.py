@@ -15,7 +15,7 @@ from dslc.compiler.ir.number_text import byte_text, percent_text, time_text
 from dslc.compiler.ir.program import DataStep
 from dslc.compiler.model.job_steps import locate_paths
 from dslc.compiler.rules.analysis import Analysis
-from dslc.compiler.show.explain import table
+from dslc.compiler.show.text_table import table
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.meaning.load import LoadResult, load_each

@@ -13,7 +13,7 @@ from typing import Any
 
 from dslc.commands import export
 from dslc.compiler.ir.program import EvaluateMode
-from dslc.compiler.show.explain import table
+from dslc.compiler.show.text_table import table
 from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain
 from dslc.jobs.inference import metrics, prepare_inference

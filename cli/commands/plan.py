@@ -19,8 +19,9 @@ from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.rules.choice.choice_text import HEAD, RIGHT, chosen_line, count_line, why_rows
 from dslc.compiler.rules.training.custom_optimizer import tell_of_memory
 from dslc.compiler.show.chakra import GROUPS, PlanNotTraceableError, write_execution_traces
-from dslc.compiler.show.explain import explain, explain_rank, table
+from dslc.compiler.show.explain import explain, explain_rank
 from dslc.compiler.show.schedule import known_times
+from dslc.compiler.show.text_table import table
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import LoadResult, load
 from dslc.dsl.plain import plain, plain_lines

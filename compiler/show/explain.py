@@ -6,8 +6,7 @@ figures are shown as `unknown`. Bytes are in powers of 1024, of one rank unless 
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 from dslc.compiler.cost.stages import equal_counts
@@ -52,13 +51,12 @@ from dslc.compiler.show.describe import (
     stream_text,
     time_source,
 )
+from dslc.compiler.show.text_table import Row, sectioned_text, shorten_lines, table, wrap_words
 from dslc.dsl.words import either, plural
 
 MOST_LAYERS = 40  # lines of the layer table
 MOST_CLASSES = 16  # lines of tables by pipeline coordinate
 TRAFFIC = ("  operation", "axis", "what", "count", "bytes")
-Row = Sequence[str]
-_ANY = 1_000_000  # columns: as many as a table has
 
 
 def explain(plan: PlanView, width: int | None = None) -> str:
@@ -76,7 +74,7 @@ def explain(plan: PlanView, width: int | None = None) -> str:
         ("Schedule", _schedule(plan)),
         ("Estimate", _estimate(plan)),
     )
-    return _page(f"{plan.job}  plan {plan.hash}", sections, width)
+    return sectioned_text(f"{plan.job}  plan {plan.hash}", sections, width)
 
 
 def explain_rank(plan: PlanView, rank: int, width: int | None = None) -> str:
@@ -90,61 +88,7 @@ def explain_rank(plan: PlanView, rank: int, width: int | None = None) -> str:
         ("Traffic, each step", _rank_traffic(plan, rank)),
         ("Schedule", _rank_schedule(plan, rank)),
     )
-    return _page(f"{plan.job}  rank {rank} of {plan.world_size}  plan {plan.hash}", sections, width)
-
-
-# ------------------------------------------------------------------------------------------------------------ text
-
-
-def table(
-    rows: Iterable[Row], right_columns: Sequence[int] = (), head: Row | None = None, limit: int | None = None
-) -> list[str]:
-    """Formats rows as columns two spaces apart, by rich. Columns in `right_columns` are set to the right; none is cut.
-    Of more than `limit` lines the beginning and the end are shown.
-    """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    all_rows = [*([head] if head else []), *rows]
-    hidden = len(all_rows) - limit if limit and len(all_rows) > limit + 1 else 0
-    if limit and hidden:
-        all_rows = [*all_rows[: limit - 2], *all_rows[-2:]]
-    columns = max(map(len, all_rows), default=0)
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for n in range(columns):
-        grid.add_column(justify="right" if n in right_columns else "left", no_wrap=True)
-    for row in all_rows:
-        grid.add_row(*map(Text, row))
-    console = Console(file=io.StringIO(), color_system=None, width=_ANY)
-    segments = console.render_lines(grid, pad=False) if all_rows else []
-    lines = ["".join(piece.text for piece in line).rstrip() for line in segments]
-    if limit and hidden:
-        lines.insert(limit - 2, _more(hidden))
-    return lines
-
-
-def _more(hidden: int) -> str:
-    return f"… {hidden} more"
-
-
-def _page(title: str, sections: Iterable[tuple[str, list[str]]], width: int | None) -> str:
-    lines = [title]
-    for heading, body in sections:
-        if body:
-            lines += ["", heading, *("  " + line for line in body)]
-    cut = (line.rstrip() for line in lines)
-    return "\n".join(line if width is None or len(line) <= width else line[: width - 1] + "…" for line in cut) + "\n"
-
-
-def _wrapped(words: Sequence[str], width: int = 92) -> list[str]:
-    lines: list[str] = []
-    for word in words:
-        if lines and len(lines[-1]) + 1 + len(word) <= width:
-            lines[-1] += " " + word
-        else:
-            lines.append(word)
-    return lines
+    return sectioned_text(f"{plan.job}  rank {rank} of {plan.world_size}  plan {plan.hash}", sections, width)
 
 
 # ---------------------------------------------------------------------------------------------------- the whole plan
@@ -214,14 +158,6 @@ def _placement(plan: PlanView) -> list[str]:
             )
     head = ("ranks", "", "pipeline", "nodes", "stage", "layers", "parameters", "")
     return table(rows, right_columns=(2, 4, 6), head=head, limit=2 * MOST_CLASSES)
-
-
-def _shortened(lines: list[str], limit: int) -> list[str]:
-    """The beginning and the end."""
-    if len(lines) <= limit + 1:
-        return lines
-    hidden = len(lines) - limit
-    return [*lines[: limit - 2], _more(hidden), *lines[-2:]]
 
 
 def _data(plan: PlanView) -> list[str]:
@@ -602,6 +538,6 @@ def _rank_schedule(plan: PlanView, rank: int) -> list[str]:
     row = schedule.rows[coordinates(plan, rank)["pipeline"]]
     return [
         f"{schedule.name}, row {coordinates(plan, rank)['pipeline']}",
-        *_shortened(_wrapped(row.split(" ")), MOST_LAYERS),
+        *shorten_lines(wrap_words(row.split(" ")), MOST_LAYERS),
         _key(schedule),
     ]

@@ -17,7 +17,8 @@ from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.ir.records import ShareNode
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.show.describe import coordinates, entries_of, group
-from dslc.compiler.show.explain import explain, explain_rank, table
+from dslc.compiler.show.explain import explain, explain_rank
+from dslc.compiler.show.text_table import table
 
 GOLDEN = Path(__file__).parent / "golden"
 MADE: list[Callable[[], PlanView]] = [
