@@ -186,6 +186,29 @@ def bench_tensor(pairs: int) -> None:
     show(compare("step, gpt, tensor 2", ours, by_hand, pairs=pairs, unit="ms", target=1.02))
 
 
+def bench_shared_memory(pairs: int) -> None:
+    """Compares collectives through shared memory with the loop by hand over gloo."""
+    steps = ("train.steps=21", "devices.backend=shared_memory")
+    sides = {
+        "gpt": ((), (), 0.85),
+        "gpt, zero 3": (("parallelism.zero=3",), ("--zero", "3"), 0.8),
+        "gpt, tensor 2": (("parallelism.tensor=2",), ("--tensor",), 0.8),
+        "gpt, pipeline 2": (
+            ("parallelism.pipeline=2", "parallelism.microbatches=8"), ("--pipeline", "--microbatches", "8"), 0.95,
+        ),
+    }  # fmt: skip
+    for name, (settings, flags, target) in sides.items():
+
+        def ours(settings: tuple[str, ...] = settings) -> float:
+            return step_of_dslc("gpt", *settings, *steps)
+
+        def by_hand(flags: tuple[str, ...] = flags) -> float:
+            return step_by_hand("gpt", *flags, "--steps", "21")
+
+        title = f"step, {name}, shared memory over gloo by hand"
+        show(compare(title, ours, by_hand, pairs=pairs, unit="ms", target=target))
+
+
 def bench_stages(pairs: int) -> None:
     """Compares a balanced cut with equal numbers of layers, beside the plans' predictions."""
     equal = "[4, 4]"
@@ -502,6 +525,7 @@ BENCHMARKS: dict[str, Callable[[int], None]] = {
     "zero": bench_zero,
     "pipeline": bench_pipeline,
     "tensor": bench_tensor,
+    "shared_memory": bench_shared_memory,
     "stages": bench_stages,
     "checkpoint": bench_checkpoint,
     "programs": bench_programs,

@@ -55,7 +55,7 @@ from dslc.runtime.reference import add_reference
 from dslc.runtime.step.assemble import TrainingComponents, assemble
 from dslc.runtime.step.rank_speeds import with_measured_shares
 from dslc.runtime.train import TrainingResult, train
-from dslc.runtime.transport import gloo, unpickling
+from dslc.runtime.transport import gloo, shared_memory, unpickling
 from dslc.runtime.transport.barriers import StartupChannels
 from dslc.runtime.transport.rendezvous import RankStore
 
@@ -226,6 +226,7 @@ def _open_group(job: JobProgram, place: RankPlace, store: RankStore) -> None:
         for library in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", store.interface)
     gloo.short_names()
+    shared_memory.register()
     unpickling.guard()
     dist.init_process_group(
         job.backend,

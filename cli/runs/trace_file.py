@@ -37,7 +37,7 @@ from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.show.schedule import NAMES as PASSES
 from dslc.compiler.show.schedule import end_boxes, known_times, pass_rows
 from dslc.dsl.words import plural, shorten_list
-from dslc.runtime.process.records import LOGGED_VALUES, TRACE_MARK
+from dslc.runtime.process.records import LOGGED_VALUES, SHARED_MEMORY_MARK, TRACE_MARK
 
 NAME = "trace.json.gz"
 MARKS = (TRACE_MARK, "PP:")  # of the ranges of a rank, and of torch's schedule runtime
@@ -279,11 +279,13 @@ def _within(event: Event, part: _Slice) -> bool:
 def _is_collective(event: Event) -> bool:
     """True for the call of a collective; those of `_c10d_functional` call it in turn."""
     name: str = event["name"]
-    return event["ph"] == "X" and name.startswith("c10d::")
+    return event["ph"] == "X" and name.startswith(("c10d::", SHARED_MEMORY_MARK))
 
 
 def _elements(event: Event) -> int:
     """Returns the numbers in a collective's input; 0 if the recording does not have its shape."""
+    if event["name"].startswith(SHARED_MEMORY_MARK):
+        return int(event["name"].rpartition(" ")[2])
     place = 0 if event["name"].startswith(("c10d::allreduce", "c10d::broadcast")) else 1  # else the output is before it
     shapes, kinds = event["args"].get("Input Dims", []), event["args"].get("Input type", [])
     if len(shapes) <= place or len(kinds) <= place:

@@ -49,9 +49,8 @@ def calibration_of(
         exchange = exchanges[0]
         few, many = (max(rank.seconds[size] for rank in exchanges) for size in (0, 1))
         line = _line_through((exchange.bytes[0], few), (exchange.bytes[1], many))
-        collectives[collective_name(exchange.operation, exchange.ranks, across=exchange.across)] = CollectiveTime(
-            latency=line.fixed, byte=line.each
-        )
+        name = collective_name(exchange.operation, exchange.ranks, staging.layout.backend, across=exchange.across)
+        collectives[name] = CollectiveTime(latency=line.fixed, byte=line.each)
     calibration = replace(
         known_times,
         layers={name: _mean(times) for name, times in layers.items()},

@@ -176,6 +176,7 @@ def uncovered(staging: Staging) -> str:
         "`bf16` and `fp16`": job.train.precision.word != "fp32",
         "the context axis": layout.sizes["context"] > 1,
         "several hosts": layout.nodes > 1,
+        "collectives over shared memory": layout.backend == "shared_memory",
         "compressed exchanges": staging.sharding.exchange is not None
         and staging.sharding.exchange.kind not in _WEIGHT_EXCHANGES,
         "compiled networks": bool(job.train.compile),

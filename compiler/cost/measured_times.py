@@ -115,8 +115,9 @@ class MeasuredTimes:
                 traffic_node.operation != "receive"
                 and _name(self._staging, traffic_node) not in calibration.collectives
             ):
-                hosts = " across hosts" if _is_across(self._staging, traffic_node) else ""
-                yield f"times of {traffic_node.operation} among {traffic_node.ranks or 2} ranks{hosts}"
+                shared = " over shared memory" * (self._staging.layout.backend == "shared_memory")
+                way = " across hosts" if _is_across(self._staging, traffic_node) else shared
+                yield f"times of {traffic_node.operation} among {traffic_node.ranks or 2} ranks{way}"
 
 
 def arithmetic(staging: Staging) -> str:
@@ -186,7 +187,7 @@ def _name(staging: Staging, traffic: TrafficNode) -> str:
     operation = traffic.operation
     if staging.sharding.engine == "fsdp" and traffic.axis == "data":
         operation = {"all_gather": "gather", "reduce_scatter": "reduce"}.get(operation, operation)
-    return collective_name(operation, traffic.ranks, across=_is_across(staging, traffic))
+    return collective_name(operation, traffic.ranks, staging.layout.backend, across=_is_across(staging, traffic))
 
 
 def _is_across(staging: Staging, traffic: TrafficNode) -> bool:

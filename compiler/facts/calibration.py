@@ -238,11 +238,12 @@ def update_name(job: JobSpec) -> str:
     return f"{job.train.optimizer.word}{' clip' if job.train.clip is not None else ''}"
 
 
-def collective_name(operation: str, ranks: int, *, across: bool = False) -> str:
+def collective_name(operation: str, ranks: int, backend: str, *, across: bool = False) -> str:
     """Returns the name of a collective among `ranks`, on one host or `across` hosts; `ranks` is 0 for a message, which
     is between two.
     """
-    return f"{operation} {ranks or 2}{' across hosts' * across}"
+    where = " across hosts" if across else " over shared memory" if backend == "shared_memory" else ""
+    return f"{operation} {ranks or 2}{where}"
 
 
 def merge_calibrations(older: Calibration, newer: Calibration) -> Calibration:

@@ -289,6 +289,13 @@ def _check_backend(devices: DevicesSpec) -> Iterator[Diagnostic]:
             devices.value_span("backend"),
             help=remedy(remove_field("devices.backend"), ": gloo is taken on CPUs"),
         )
+    if devices.backend == "shared_memory" and devices.gpus is not None:
+        yield Diagnostic(
+            "E0409",
+            "`shared_memory` carries the collectives of CPUs, and this job runs on GPUs",
+            devices.value_span("backend"),
+            help=remedy(remove_field("devices.backend"), ": NCCL is taken on GPUs, which uses shared memory by itself"),
+        )
 
 
 def _axes(job: JobSpec, nodes: int, processes: int) -> Findings[dict[str, int] | None]:

@@ -235,7 +235,7 @@ class DevicesSpec(Block):
         Path("read"), "a TOML file of further kinds, or of `cpu`: memory, speeds and links", default=None, shown="none"
     )
     backend: str | None = arg(
-        word("nccl", "gloo", "mpi"), "what carries the collectives", default=None, shown="by device"
+        word("nccl", "gloo", "shared_memory", "mpi"), "what carries the collectives", default=None, shown="by device"
     )
 
 

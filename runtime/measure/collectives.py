@@ -1,7 +1,8 @@
 """Records the collectives that a rank really runs in a step, at torch's dispatcher.
 
-Model: every collective goes through an operator of `c10d` or `_c10d_functional`, whatever the backend and the caller:
-Python, the reducer of DistributedDataParallel in C++, `fully_shard` or a DTensor. Each is counted once, by kind and by
+Model: every collective of gloo or NCCL goes through an operator of `c10d` or `_c10d_functional`, whatever the caller:
+Python, the reducer of DistributedDataParallel in C++, `fully_shard` or a DTensor. Shared memory, whose group is in
+Python, tells of its own. Each is counted once, by kind and by
 the size of its group, with the bytes of this rank's input: for an all-gather its own part, for a reduce-scatter the
 whole, for a broadcast the tensor, also on a rank that receives it. A message is a `send` on one rank and a `receive` on
 the other.
@@ -17,7 +18,8 @@ and nothing counted.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -26,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from dslc.compiler.trace.private_torch import COLLECTIVE_SPACES, Operator, TorchDispatchMode, group_named, schema_of
+from dslc.runtime.transport.shared_memory import OBSERVERS
 
 FIRST_STEP, STEPS = 4, 3  # the steps recorded: steps 4, 5 and 6 of a process
 
@@ -50,6 +53,8 @@ _KINDS = {
     "barrier": "barrier",
     "monitoredbarrier": "barrier",
 }
+
+_HERE = threading.local()  # `is_seen`: this thread is within an operator that was counted
 
 T = TypeVar("T")
 B = TypeVar("B")
@@ -87,6 +92,15 @@ class Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._found: dict[tuple[str, int], tuple[int, int]] = {}
 
+    def __enter__(self) -> Recorder:
+        OBSERVERS.append(self._observe)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        OBSERVERS.remove(self._observe)
+        super().__exit__(*failure)  # type: ignore[no-untyped-call]
+
     @classmethod
     def is_infra_mode(cls) -> bool:
         return True  # it changes no computation, so compiled code stays in use
@@ -100,9 +114,14 @@ class Recorder(TorchDispatchMode):
     ) -> object:
         if any(tensor_type not in (torch.Tensor, torch.nn.Parameter) for tensor_type in types):
             return NotImplemented  # a DTensor decomposes itself, and its collectives come here again
-        if func.namespace in COLLECTIVE_SPACES and not _ASIDE[0]:
-            self._see(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
+        if func.namespace not in COLLECTIVE_SPACES:
+            return func(*args, **(kwargs or {}))
+        self._see(func, args, kwargs or {})
+        _HERE.is_seen = True
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            _HERE.is_seen = False
 
     @property
     def exchanges(self) -> tuple[CollectiveExchange, ...]:
@@ -118,9 +137,19 @@ class Recorder(TorchDispatchMode):
         if group is None or (ranks := _size(group)) == 1:
             return  # waiting, for example, is no exchange
         name = schema_of(func).name.partition("::")[2]
-        operation = operation_of(name)
         tensors = next(named_arguments[name] for name in _HANDED_IN if name in named_arguments)
-        size = sum(tensor.numel() * tensor.element_size() for tensor in _flat(tensors))
+        self._count(operation_of(name), ranks, list(_flat(tensors)))
+
+    def _observe(self, operation: str, ranks: int, tensors: Sequence[torch.Tensor]) -> AbstractContextManager[object]:
+        """Counts a collective over shared memory, unless the operator behind which it runs was counted."""
+        if ranks > 1 and not getattr(_HERE, "is_seen", False):
+            self._count(operation, ranks, tensors)
+        return nullcontext()
+
+    def _count(self, operation: str, ranks: int, tensors: Sequence[torch.Tensor]) -> None:
+        if _ASIDE[0]:
+            return
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         count, total = self._found.get((operation, ranks), (0, 0))
         self._found[operation, ranks] = count + 1, total + (0 if operation == "barrier" else size)
 

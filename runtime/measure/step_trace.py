@@ -25,7 +25,8 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -40,9 +41,10 @@ from dslc.compiler.facts.untrusted_files import replacing
 from dslc.compiler.ir.program import JobProgram, RankPlace, TrainMode
 from dslc.compiler.trace.private_torch import dump_memory_snapshot, record_memory_history
 from dslc.runtime.data.batches import StepBatch
-from dslc.runtime.process.records import LOGGED_VALUES, TRACE_MARK, naming
+from dslc.runtime.process.records import LOGGED_VALUES, SHARED_MEMORY_MARK, TRACE_MARK, naming
 from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.step.stepper import StepCallbacks
+from dslc.runtime.transport.shared_memory import OBSERVERS
 
 WARM_UP, STEPS = 3, 3  # steps that are not recorded, and that are
 ROUNDS = 9
@@ -161,6 +163,7 @@ class StepTrace:
         if self._profile is None:
             return
         profiler, self._profile = self._profile, None
+        OBSERVERS.remove(_range)
         profiler.stop()
         with contextlib.suppress(FileNotFoundError):  # an earlier attempt left it
             os.unlink(f"{self._path}.trace.json")
@@ -184,6 +187,7 @@ class StepTrace:
             activities.append(ProfilerActivity.CUDA)
             record_memory_history(max_entries=MEMORY_EVENTS)
         self._profile = profile(activities=activities, record_shapes=True)
+        OBSERVERS.append(_range)
         self._profile.start()
 
     def _read_clock(self) -> list[int]:
@@ -217,6 +221,11 @@ class StepTrace:
     def _leave_forward(self, module: nn.Module, inputs: object, output: object) -> None:
         if not torch.is_grad_enabled():
             self._ranges.end(1)
+
+
+def _range(operation: str, ranks: int, tensors: Sequence[Tensor]) -> AbstractContextManager[object]:
+    """Names a collective over shared memory in the recording, with the numbers that go into it."""
+    return record_function(f"{SHARED_MEMORY_MARK}{operation} {sum(tensor.numel() for tensor in tensors)}")
 
 
 def _machine() -> str:

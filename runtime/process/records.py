@@ -34,6 +34,7 @@ NOTES = os.path.join("logs", "notes.txt")
 SHARES = "shares.json"  # of a batch, by the measured speed of the ranks (step/rank_speeds.py)
 SKIPPED = "skipped_batches.json"  # of spikes of the loss (loop/loss_spikes.py)
 TRACE_MARK = "dslc: "  # begins the names of the ranges of a rank's recording (measure/step_trace.py)
+SHARED_MEMORY_MARK = "shared_memory::"  # and this before the kind of a collective over shared memory and its numbers
 LOGGED_VALUES = "values to log"  # the range of the all-reduce of logged steps, which is no action of the plan
 PHASES = ("data", "passes", "exposed", "update", "host")
 _FACTS = frozenset(

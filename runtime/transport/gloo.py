@@ -18,7 +18,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from dslc.compiler.trace.private_torch import FUNCTIONAL_COLLECTIVES, gather_into
+from dslc.compiler.trace.private_torch import FUNCTIONAL_COLLECTIVES, gather_into, group_named
+from dslc.runtime.transport.shared_memory import SharedMemoryGroup
 
 
 @cache
@@ -35,5 +36,9 @@ def _all_gather(input: Tensor, ranks: int, group: object) -> Tensor:
     parts, whole = input, gathered
     if input.is_complex():  # gloo has no complex numbers; the memory is the same
         parts, whole = torch.view_as_real(input), torch.view_as_real(gathered)
-    gather_into(whole, parts, ranks, group)
+    found = group_named(group) if isinstance(group, str) else None
+    if isinstance(found, SharedMemoryGroup):
+        found.all_gather_single(whole, parts)
+    else:
+        gather_into(whole, parts, ranks, group)
     return gathered

@@ -1,4 +1,4 @@
-"""Real processes over gloo for tests: `gang(ranks, work, …)` runs `work(rank, …)` in each and returns the results.
+"""Real processes for tests: `gang(ranks, work, …)` runs `work(rank, …)` in each and returns the results.
 
 The processes come from a fork server that has torch loaded: a process forked from the test's own would hang in torch's
 first parallel operation if the test has run one. A rank that fails, or gives nothing within `LIMIT` seconds, fails the
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dslc.runtime.transport import gloo
+from dslc.runtime.transport import gloo, shared_memory
 
 LIMIT = 60
 # An optimizer loads torch._dynamo when it is created.
@@ -34,16 +34,16 @@ def preload(*modules: str) -> None:
     forkserver.ensure_running()
 
 
-def gang(ranks: int, work: Callable[..., Any], *arguments: Any, limit: int = LIMIT) -> list[Any]:
+def gang(ranks: int, work: Callable[..., Any], *arguments: Any, limit: int = LIMIT, backend: str = "gloo") -> list[Any]:
     """Returns the results of `work(rank, *arguments)` on each rank, which it has `limit` seconds for. Both must pickle;
-    tensors are numpy arrays.
+    tensors are numpy arrays. `backend` carries their collectives.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*_PRELOADED])
     with tempfile.TemporaryDirectory() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
         made = [
-            context.Process(target=_rank, args=(rank, ranks, folder, pipes[rank][1], work, arguments))
+            context.Process(target=_rank, args=(rank, ranks, folder, backend, pipes[rank][1], work, arguments))
             for rank in range(ranks)
         ]
         for process in made:
@@ -66,13 +66,20 @@ def _result(rank: int, ours: Connection, limit: int) -> Any:
 
 
 def _rank(
-    rank: int, ranks: int, folder: str, pipe: Connection, work: Callable[..., Any], arguments: tuple[Any, ...]
+    rank: int,
+    ranks: int,
+    folder: str,
+    backend: str,
+    pipe: Connection,
+    work: Callable[..., Any],
+    arguments: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
     gloo.short_names()
+    shared_memory.register()
     try:
         store = dist.FileStore(str(Path(folder) / "store"), ranks)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=LIMIT))
+        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=LIMIT))
         answer: tuple[str | None, Any] = (None, work(rank, *arguments))
         dist.barrier()
     except BaseException:

@@ -27,6 +27,7 @@ ENGINES = {
     "ddp": (2, p.GradientStep(kind="ddp", static_graph=True)),
     "zero 1 on 4": (4, p.GradientStep(kind="zero1", static_graph=True)),
     "zero 3": (2, p.GradientStep(kind="fsdp", units=("2",), reshard=True)),
+    "zero 3 over shared memory": (2, p.GradientStep(kind="fsdp", units=("2",), reshard=True)),
 }
 
 
@@ -41,6 +42,7 @@ def job(data: p.DataStep, engine: str, asynchronous: bool) -> p.JobProgram:
         optimizer=optimizer_step("AdamW", lr=0.01, weight_decay=0.1),
         learning_rate=p.LearningRateStep(kind="cosine", steps=STEPS, warmup=3),
         gradients=gradients,
+        backend="shared_memory" if engine.endswith("shared memory") else "gloo",
         evaluate_every=5,
         checkpoint=p.CheckpointStep(every=2, keep=2, asynchronous=asynchronous, resume="auto"),
     )

@@ -1,0 +1,466 @@
+"""`devices.backend = shared_memory`: collectives of the ranks on one host through memory that they share.
+
+Model: a process group of torch. A collective goes piece by piece: each rank lays its piece into a slot of its segment
+(shared_segment.py), waits until the others have done so, and reads theirs, while the next piece is laid into the other
+slot. A sum is taken by every rank in the order of the ranks. A message is copied into the sender's room, from which the
+receiver takes it; one that is sent never waits for its receiver.
+
+Contract: a sum is the same on every rank and in every run, and with two ranks it is gloo's to the bit. A collective is
+complete when its call returns; only a receive is completed by its `wait`. A group that spans hosts, or whose ranks
+cannot map each other's memory, is one of gloo's.
+
+Limits: dense tensors of the CPU. Nothing receives from an unnamed rank.
+"""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ReduceOp, Store, Work
+from torch.futures import Future
+
+from dslc.runtime.transport.shared_messages import Inbox, Outbox, Room
+from dslc.runtime.transport.shared_segment import SLOT, SLOTS, Segment, Word, open_segments, wait_for, wake, word_value
+
+NAME = "shared_memory"
+
+Options: TypeAlias = Any  # torch's own, a class for each collective
+Slots: TypeAlias = Sequence[Tensor]  # a slot of each rank, in bytes
+Observer: TypeAlias = Callable[[str, int, Sequence[Tensor]], AbstractContextManager[object]]
+
+# Entered around each collective, with its kind, the ranks of its group and this rank's input.
+OBSERVERS: list[Observer] = []
+
+_INSIDE = -1  # the tag of the messages of a collective
+_SUMS: dict[object, Callable[..., Tensor]] = {
+    ReduceOp.SUM: torch.add,
+    ReduceOp.AVG: torch.add,
+    ReduceOp.PRODUCT: torch.mul,
+    ReduceOp.MIN: torch.minimum,
+    ReduceOp.MAX: torch.maximum,
+    ReduceOp.BAND: torch.bitwise_and,
+    ReduceOp.BOR: torch.bitwise_or,
+    ReduceOp.BXOR: torch.bitwise_xor,
+}
+
+
+def register() -> None:
+    """Makes `shared_memory` a name of torch's for a backend. A second call does no harm."""
+    if not hasattr(dist.Backend, NAME.upper()):
+        dist.Backend.register_backend(NAME, _open_group, devices=["cpu"])
+
+
+def _open_group(
+    store: Store, rank: int, ranks: int, timeout: datetime.timedelta
+) -> SharedMemoryGroup | dist.ProcessGroupGloo:
+    segments = open_segments(store, rank, ranks)
+    if segments is None:
+        return dist.ProcessGroupGloo(store, rank, ranks, timeout=timeout)
+    return SharedMemoryGroup(segments, rank, timeout.total_seconds())
+
+
+class _FinishedWork(Work):
+    """A collective that is complete."""
+
+    def __init__(self, tensors: list[Any]) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def wait(self, timeout: object = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def result(self) -> list[Any]:
+        return self._tensors
+
+    def get_future(self) -> Future[list[Any]]:
+        future: Future[list[Any]] = Future()
+        future.set_result(self._tensors)
+        return future
+
+
+class _PendingReceive(Work):
+    """A message that is taken when it is waited for."""
+
+    def __init__(self, take: Callable[[], None], tensors: list[Tensor]) -> None:
+        super().__init__()
+        self._take: Callable[[], None] | None = take
+        self._tensors = tensors
+
+    def wait(self, timeout: object = None) -> bool:
+        if self._take is not None:
+            self._take()
+            self._take = None
+        return True
+
+    def is_completed(self) -> bool:
+        return self._take is None
+
+    def result(self) -> list[Tensor]:
+        return self._tensors
+
+    def get_future(self) -> Future[list[Tensor]]:
+        self.wait()
+        return _FinishedWork(self._tensors).get_future()
+
+
+class SharedMemoryGroup(dist.ProcessGroup):
+    """The ranks of a group that is on one host. Of the two forms that torch's stubs know of some collectives, these are
+    those that torch calls.
+    """
+
+    def __init__(self, segments: list[Segment], rank: int, timeout: float) -> None:
+        super().__init__(rank, len(segments))  # type: ignore[call-arg]
+        self._segments, self._own = segments, segments[rank]
+        self._rank, self._ranks, self._timeout = rank, len(segments), timeout
+        self._name = self._description = ""
+        self._pieces = 0  # laid into slots so far, by each rank
+        room = Room(self._own)
+        self._outbox = [Outbox(self._own, to, n, room, self._wait) for n, to in enumerate(segments)]
+        self._inbox = [Inbox(segment, rank, self._wait) for segment in segments]
+        self._lock = threading.RLock()  # the passes run in threads of their own
+
+    # Torch keeps a group's name in its backends, of which this one has none.
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._ranks
+
+    def set_timeout(self, timeout: datetime.timedelta) -> None:
+        self._timeout = timeout.total_seconds()
+
+    def shutdown(self) -> None:
+        """A no-op: the memory goes with the processes."""
+
+    abort = shutdown
+
+    # ------------------------------------------------------------------------------------------------ one to all
+
+    def allreduce(self, tensors: list[Tensor], opts: Options = None) -> Work:  # type: ignore[override]
+        with self._collective("all_reduce", tensors):
+            for tensor in tensors:
+                (self._reduce if self._ranks <= 2 else self._reduce_in_shares)(_flat(tensor), _operation(opts))
+        return _FinishedWork(tensors)
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Options = None) -> Work:
+        return self.allreduce(tensors, opts)
+
+    def reduce(self, tensors: list[Tensor], opts: Options) -> Work:  # type: ignore[override]
+        with self._collective("reduce", tensors):
+            for tensor in tensors:
+                self._reduce(_flat(tensor), _operation(opts), opts.rootRank)
+        return _FinishedWork(tensors)
+
+    def _reduce(self, values: Tensor, operation: ReduceOp.RedOpType, root: int | None = None) -> None:
+        """Sums every piece on each rank, or on `root` alone."""
+        step = SLOT // values.element_size()
+
+        def lay(at: int, slot: Tensor) -> None:
+            _fill(slot, values[at * step : (at + 1) * step])
+
+        def receive(at: int, slots: Slots) -> None:
+            if root in (None, self._rank):
+                _combine(values[at * step : (at + 1) * step], slots, operation, self._ranks)
+
+        self._exchange(-(-values.numel() // step), lay, receive)
+
+    def _reduce_in_shares(self, values: Tensor, operation: ReduceOp.RedOpType) -> None:
+        """Sums a share of every piece on each rank, and gathers the shares."""
+        step = SLOT // values.element_size()
+
+        def share(piece: Tensor, rank: int) -> Tensor:
+            width = -(-piece.numel() // self._ranks)
+            return piece[rank * width : (rank + 1) * width]
+
+        def lay(at: int, slot: Tensor) -> None:
+            piece = values[at // 2 * step : (at // 2 + 1) * step]
+            if at % 2 == 0:
+                _fill(slot, piece)
+                return
+            begin = share(piece, self._rank).storage_offset() - piece.storage_offset()
+            shares = [other[begin * piece.element_size() :] for other in self._slots_of(self._pieces - 2)]
+            own = share(piece, self._rank)
+            _combine(own, shares, operation, self._ranks)
+            _fill(slot, own)
+
+        def receive(at: int, slots: Slots) -> None:
+            if at % 2:
+                piece = values[at // 2 * step : (at // 2 + 1) * step]
+                for rank, slot in enumerate(slots):
+                    if rank != self._rank:
+                        _take(slot, share(piece, rank))
+
+        self._exchange(2 * -(-values.numel() // step), lay, receive)
+
+    def broadcast(self, tensors: list[Tensor], opts: Options) -> Work:  # type: ignore[override]
+        root = opts.rootRank
+        with self._collective("broadcast", tensors):
+            for tensor in tensors:
+                values = _flat(tensor)
+                step = SLOT // values.element_size()
+
+                def lay(at: int, slot: Tensor, values: Tensor = values, step: int = step) -> None:
+                    if self._rank == root:
+                        _fill(slot, values[at * step : (at + 1) * step])
+
+                def receive(at: int, slots: Slots, values: Tensor = values, step: int = step) -> None:
+                    if self._rank != root:
+                        _take(slots[root], values[at * step : (at + 1) * step])
+
+                self._exchange(-(-values.numel() // step), lay, receive)
+        return _FinishedWork(tensors)
+
+    def barrier(self, opts: Options = None) -> Work:
+        with self._collective("barrier", []):
+            self._exchange(1, lambda at, slot: None, lambda at, slots: None)
+        return _FinishedWork([])
+
+    def monitored_barrier(self, timeout: object = None, wait_all_ranks: bool = False) -> None:
+        self.barrier()
+
+    # ------------------------------------------------------------------------------------------------ gathering
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Options = None) -> Work:
+        with self._collective("all_gather", [input]):
+            self._gather(list(_flat(output).view(self._ranks, -1)), _flat(input))
+        return _FinishedWork([output])
+
+    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Options = None) -> Work:
+        with self._collective("all_gather", inputs):
+            for output, input in zip(outputs, inputs, strict=True):
+                self._gather(list(_flat(output).view(self._ranks, -1)), _flat(input))
+        return _FinishedWork(outputs)
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options = None) -> Work:  # type: ignore[override]
+        with self._collective("all_gather", inputs):
+            for parts, input in zip(outputs, inputs, strict=True):
+                self._gather([_flat(part) for part in parts], _flat(input))
+        return _FinishedWork(outputs)
+
+    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options = None) -> Work:
+        with self._collective("all_gather", inputs):
+            for n, input in enumerate(inputs):
+                self._gather([_flat(parts[n]) for parts in outputs], _flat(input))
+        return _FinishedWork(outputs)
+
+    def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options) -> Work:  # type: ignore[override]
+        with self._collective("gather", inputs):
+            parts = [_flat(part) for part in outputs[0]] if self._rank == opts.rootRank else None
+            self._gather(parts, _flat(inputs[0]))
+        return _FinishedWork(outputs)
+
+    def _gather(self, parts: list[Tensor] | None, own: Tensor) -> None:
+        """Gathers `own` of all ranks into `parts`, None on a rank that receives nothing."""
+        step = SLOT // own.element_size()
+
+        def lay(at: int, slot: Tensor) -> None:
+            _fill(slot, own[at * step : (at + 1) * step])
+
+        def receive(at: int, slots: Slots) -> None:
+            for slot, part in zip(slots, parts or (), strict=False):
+                _take(slot, part[at * step : (at + 1) * step])
+
+        if parts is not None and any(part.numel() != own.numel() for part in parts):
+            raise ValueError("the tensors of an all-gather differ in size")
+        self._exchange(-(-own.numel() // step), lay, receive)
+
+    # ------------------------------------------------------------------------------------------------ scattering
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Options = None) -> Work:
+        with self._collective("reduce_scatter", [input]):
+            self._reduce_scatter(_flat(output), list(_flat(input).view(self._ranks, -1)), _operation(opts))
+        return _FinishedWork([output])
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Options = None
+    ) -> Work:
+        with self._collective("reduce_scatter", inputs):
+            for output, input in zip(outputs, inputs, strict=True):
+                self._reduce_scatter(_flat(output), list(_flat(input).view(self._ranks, -1)), _operation(opts))
+        return _FinishedWork(outputs)
+
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Options = None) -> Work:  # type: ignore[override]
+        with self._collective("reduce_scatter", [part for parts in inputs for part in parts]):
+            for output, parts in zip(outputs, inputs, strict=True):
+                self._reduce_scatter(_flat(output), [_flat(part) for part in parts], _operation(opts))
+        return _FinishedWork(outputs)
+
+    def _reduce_scatter(self, output: Tensor, parts: Sequence[Tensor], operation: ReduceOp.RedOpType) -> None:
+        self._exchange_parts(
+            parts, output, lambda values, slots: _combine(values, slots, operation, self._ranks), output.numel()
+        )
+
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Options) -> Work:  # type: ignore[override]
+        with self._collective("scatter", [part for parts in inputs for part in parts]):
+            output, root = _flat(outputs[0]), opts.rootRank
+            parts = [_flat(part) for part in inputs[0]] if self._rank == root else None
+            self._exchange_parts(parts, output, lambda values, slots: _take(slots[root], values), output.numel())
+        return _FinishedWork(outputs)
+
+    def all_to_all_single(
+        self, output: Tensor, input: Tensor, output_sizes: list[int], input_sizes: list[int], opts: Options = None
+    ) -> Work:
+        parts = list(input.split(input_sizes)) if input_sizes else list(input.chunk(self._ranks))
+        arriving = list(output.split(output_sizes)) if output_sizes else list(output.chunk(self._ranks))
+        return self.alltoall(arriving, parts)
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Options = None) -> Work:
+        """Exchanges parts of any sizes, as messages: what this rank sends does not wait for what it receives."""
+        with self._collective("all_to_all", inputs):
+            for receiver, part in enumerate(inputs):
+                if receiver != self._rank:
+                    self._outbox[receiver].send(part, _INSIDE)
+            outputs[self._rank].data.copy_(inputs[self._rank].data)
+            for sender, part in enumerate(outputs):
+                if sender != self._rank:
+                    inbox = self._inbox[sender]
+                    inbox.take(part, _INSIDE, inbox.expect(_INSIDE))
+        return _FinishedWork(outputs)
+
+    # ------------------------------------------------------------------------------------------------ messages
+
+    def send(self, tensors: list[Tensor], receiver: int, tag: int) -> Work:
+        with self._collective("send", tensors):
+            for tensor in tensors:
+                self._outbox[receiver].send(tensor, tag)
+        return _FinishedWork(tensors)
+
+    def recv(self, tensors: list[Tensor], sender: int, tag: int) -> Work:
+        def take() -> None:
+            with self._lock:
+                inbox.take(tensors[0], tag, place)
+
+        with self._collective("receive", tensors):
+            inbox = self._inbox[sender]
+            place = inbox.expect(tag)
+        return _PendingReceive(take, tensors)
+
+    # ------------------------------------------------------------------------------------------------ pieces
+
+    def _exchange(self, count: int, lay: Callable[[int, Tensor], None], receive: Callable[[int, Slots], None]) -> None:
+        """Exchanges `count` pieces: each rank lays piece 0, 1, … into a slot, and reads the slots of all."""
+        first = self._pieces
+        for at in range(count + 1):
+            if at < count:
+                self._lay(lambda slot, at=at: lay(at, slot))  # type: ignore[misc]
+            if at:
+                self._receive(first + at - 1, lambda slots, at=at: receive(at - 1, slots))  # type: ignore[misc]
+
+    def _exchange_parts(
+        self, parts: Sequence[Tensor] | None, output: Tensor, receive: Callable[[Tensor, Slots], None], length: int
+    ) -> None:
+        """Exchanges a part of `length` for each rank, of which `receive` sees its own; `parts` None sends nothing."""
+        size = output.element_size()
+        step = max(1, SLOT // size // self._ranks)
+
+        def lay(at: int, slot: Tensor) -> None:
+            width = min(step, length - at * step) * size
+            for n, part in enumerate(parts or ()):
+                _fill(slot[n * width :], part[at * step : (at + 1) * step])
+
+        def receive_part(at: int, slots: Slots) -> None:
+            width = min(step, length - at * step) * size
+            receive(output[at * step : (at + 1) * step], [slot[self._rank * width :] for slot in slots])
+
+        self._exchange(-(-length // step), lay, receive_part)
+
+    def _lay(self, fill: Callable[[Tensor], None]) -> None:
+        piece = self._pieces
+        self._pieces += 1
+        if piece >= SLOTS:
+            for segment in self._segments:
+                self._wait(segment.read, piece - SLOTS + 1, segment)
+        fill(self._own.slots[piece % SLOTS])
+        self._own.posted.value = word_value(piece + 1)
+        wake(self._own.posted)
+
+    def _slots_of(self, piece: int) -> list[Tensor]:
+        """Waits until every rank has laid a piece; returns the slots that hold it."""
+        for segment in self._segments:
+            self._wait(segment.posted, piece + 1, segment)
+        return [segment.slots[piece % SLOTS] for segment in self._segments]
+
+    def _receive(self, piece: int, receive: Callable[[Slots], None]) -> None:
+        receive(self._slots_of(piece))
+        self._own.read.value = word_value(piece + 1)
+        wake(self._own.read)
+
+    def _wait(self, word: Word, value: int, owner: Segment) -> None:
+        wait_for(word, value, owner, self._timeout)
+
+    def _collective(self, kind: str, tensors: list[Tensor]) -> AbstractContextManager[object]:
+        stack = ExitStack()
+        for observer in OBSERVERS:
+            stack.enter_context(observer(kind, self._ranks, tensors))
+        stack.enter_context(self._lock)
+        return stack
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """Returns a dense tensor's values in one dimension, as a view that autograd does not see.
+
+    Raises ValueError for a tensor that is not contiguous.
+    """
+    if not tensor.is_contiguous():
+        raise ValueError("tensors of a collective must be contiguous")
+    return tensor.data.view(-1)
+
+
+def _fill(slot: Tensor, values: Tensor) -> None:
+    slot[: values.numel() * values.element_size()].view(values.dtype).copy_(values)
+
+
+def _take(slot: Tensor, values: Tensor) -> None:
+    values.copy_(slot[: values.numel() * values.element_size()].view(values.dtype))
+
+
+def _operation(opts: Options) -> ReduceOp.RedOpType:
+    """Returns what a reduction does; SUM by default.
+
+    Raises ValueError for one that shared memory lacks.
+    """
+    operation = ReduceOp.SUM if opts is None else opts.reduceOp.op
+    if operation not in _SUMS:
+        raise ValueError(f"shared memory has no reduction {operation.name}")
+    return operation
+
+
+def _combine(values: Tensor, slots: Slots, operation: ReduceOp.RedOpType, ranks: int) -> None:
+    """Puts the sum of the ranks' pieces, in the order of the ranks, into `values`."""
+    size = values.numel() * values.element_size()
+    pieces = [slot[:size].view(values.dtype) for slot in slots]
+    combine = _SUMS[operation]
+    if ranks == 1:
+        values.copy_(pieces[0])
+    else:
+        combine(pieces[0], pieces[1], out=values)
+    for piece in pieces[2:]:
+        combine(values, piece, out=values)
+    if operation == ReduceOp.AVG:
+        values.div_(ranks)

@@ -1,0 +1,181 @@
+"""Collectives over shared memory give what gloo's give, and a rank that waits for one that is gone says so."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+from helpers.gang import gang
+from torch import nn
+from torch.distributed import _functional_collectives as functional
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from dslc.runtime.transport.shared_memory import NAME, SharedMemoryGroup
+from dslc.runtime.transport.shared_segment import DESCRIPTORS, SLOT, _reached, word_value
+
+SIZES = (0, 1, 7, SLOT // 4 - 1, SLOT // 4 + 5, 3 * SLOT // 4)  # of float32: within a slot, and over several
+
+
+def _numbers(rank: int, size: int, dtype: torch.dtype) -> torch.Tensor:
+    return ((torch.arange(size) * 31 + 17 * rank) % 13).to(dtype)
+
+
+def _every_collective(rank: int, size: int, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    ranks, world = dist.get_world_size(), cast("dist.ProcessGroup", dist.group.WORLD)
+    own = _numbers(rank, size, dtype)
+    for operation in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT):
+        total = own.clone()
+        dist.all_reduce(total, operation)
+        yield total
+    parts = [torch.empty_like(own) for _ in range(ranks)]
+    dist.all_gather(parts, own)
+    yield torch.stack(parts)
+    whole = own.new_empty(ranks * size)
+    dist.all_gather_into_tensor(whole, own)
+    yield whole
+    of_all = _numbers(rank, ranks * size, dtype)
+    share = torch.empty_like(own)
+    dist.reduce_scatter_tensor(share, of_all)
+    yield share
+    dist.reduce_scatter(share, list(of_all.clone().chunk(ranks)) if size else [own] * ranks)
+    yield share
+    sent = own.clone()
+    dist.broadcast(sent, 1)
+    yield sent
+    exchanged = torch.empty_like(of_all)
+    dist.all_to_all_single(exchanged, of_all)
+    yield exchanged
+    total = own.clone()
+    dist.reduce(total, 1)
+    yield total if rank == 1 else own
+    gathered = [torch.empty_like(own) for _ in range(ranks)] if rank == 1 else None
+    dist.gather(own, gathered, 1)
+    yield torch.stack(gathered or [own])
+    dist.scatter(share, list(of_all.chunk(ranks)) if rank == 1 and size else [own] * ranks if rank == 1 else None, 1)
+    yield share
+    yield functional.all_reduce(own, "sum", world) + 0
+    yield functional.all_gather_tensor(own, 0, world) + 0
+    yield functional.reduce_scatter_tensor(of_all, "sum", 0, world) + 0
+
+
+def _all_results(rank: int, sizes: tuple[int, ...]) -> list[Any]:
+    return [
+        result.float().numpy()
+        for dtype in (torch.float32, torch.bfloat16, torch.int64)
+        for size in sizes
+        for result in _every_collective(rank, size, dtype)
+    ]
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_every_collective_equals_gloos(ranks: int) -> None:
+    sizes = SIZES if ranks == 2 else SIZES[1:5:3]
+    over_gloo, shared = gang(ranks, _all_results, sizes), gang(ranks, _all_results, sizes, backend=NAME)
+    for mine, theirs in zip(shared, over_gloo, strict=True):
+        assert len(mine) == len(theirs)
+        assert all((one == other).all() for one, other in zip(mine, theirs, strict=True))
+
+
+def _uneven(rank: int) -> Any:
+    """Rank 0 sends 0 rows to itself, 1 to rank 1, …; then messages cross, of two tags and more than fit at once."""
+    ranks = dist.get_world_size()
+    sizes = [(rank + other) % 3 for other in range(ranks)]
+    arriving = torch.empty(sum(sizes), 2)
+    dist.all_to_all_single(arriving, torch.full((sum(sizes), 2), float(rank)), sizes, sizes)
+    peer = (rank + 1) % ranks
+    sent = [dist.isend(torch.full((3, 2), float(n)), peer, tag=n % 2) for n in range(DESCRIPTORS)]
+    received = [torch.empty(3, 2) for _ in sent]
+    order = sorted(range(len(sent)), key=lambda n: -(n % 2))  # all of tag 1 first
+    waiting = [dist.irecv(received[n], (rank - 1) % ranks, tag=n % 2) for n in order]
+    for work in [*sent, *waiting]:
+        assert work is not None
+        work.wait()
+    return arriving[:, 0].tolist(), [part.unique().tolist() for part in received]
+
+
+def test_uneven_parts_and_messages_that_cross() -> None:
+    for rank, (rows, messages) in enumerate(gang(2, _uneven, backend=NAME)):
+        assert rows == [float(other) for other in range(2) for _ in range((rank + other) % 3)]
+        assert messages == [[float(n)] for n in range(DESCRIPTORS)]
+
+
+def _trained(rank: int, sharded: bool) -> Any:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Linear(8, 600), nn.ReLU(), nn.Linear(600, 3))
+    if sharded:
+        fully_shard(model)
+    else:
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    optimizer = torch.optim.AdamW(model.parameters())
+    losses = []
+    for step in range(3):
+        torch.manual_seed(10 * step + rank)
+        loss = model(torch.randn(4, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert isinstance(dist.group.WORLD, SharedMemoryGroup) == (dist.get_backend() == NAME)
+    return losses
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_torchs_own_engines_train_alike(sharded: bool) -> None:
+    assert gang(2, _trained, sharded, backend=NAME) == gang(2, _trained, sharded)
+
+
+def _left_alone(rank: int) -> str:
+    if rank == 1:
+        os._exit(1)
+    try:
+        dist.all_reduce(torch.ones(3))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_a_rank_that_waits_for_an_ended_one_says_so() -> None:
+    with pytest.raises(AssertionError, match="Connection closed by peer"):
+        gang(2, _left_alone, backend=NAME)
+
+
+def _late(rank: int) -> str:
+    group: Any = dist.new_group([0, 1], timeout=timedelta(milliseconds=300))
+    if rank == 1:
+        dist.barrier()
+        return ""
+    try:
+        dist.all_reduce(torch.ones(3), group=group)
+    except RuntimeError as error:
+        dist.barrier()
+        return str(error)
+    return ""
+
+
+def test_a_rank_that_does_not_come_is_waited_for_until_the_timeout() -> None:
+    assert "Timed out waiting 300ms" in gang(2, _late, backend=NAME)[0]
+
+
+def _nothing_left(rank: int) -> list[str]:
+    dist.all_reduce(torch.ones(3))
+    return os.listdir("/dev/shm")
+
+
+def test_nothing_is_in_the_folder_of_shared_memory() -> None:
+    before = set(os.listdir("/dev/shm"))
+    first, second = gang(2, _nothing_left, backend=NAME)
+    assert not [name for name in {*first, *second} - before if "dslc" in name]
+    assert Path("/dev/shm").exists()
+
+
+def test_words_count_without_an_end() -> None:
+    assert _reached(word_value(2**31 + 3), word_value(2**31 + 2))
+    assert not _reached(word_value(2**31 + 3), word_value(2**31 + 4))
+    assert _reached(word_value(2**32 + 1), word_value(2**32 - 1))
