@@ -17,6 +17,7 @@ from dslc.runtime.process.records import PHASES, Record, numbers, readable_recor
 MOST_POINTS = 1000  # of a curve
 MOST_LINES = 300  # of a report
 _MOST_BYTES = 1 << 28
+Point = tuple[int, float | None]  # a step, and a value that may not be finite
 
 
 def run_figures(folder: str, state: str) -> RunFigures:
@@ -65,17 +66,37 @@ def _process_lines(rank: Mapping[str, Any]) -> Iterable[tuple[str, str, str, str
 
 def curves(records: Sequence[Record]) -> list[Curve]:
     """Returns the metrics of each split over the steps, and the phases of a step, as `seconds.passes`."""
-    points: dict[tuple[str, str], list[tuple[int, float | None]]] = {}
+    points: dict[tuple[str, str], list[Point]] = {}
     phases = [f"seconds.{phase}" for phase in PHASES]
     for record in records:
         shown = [*numbers(record), *((name, record[name]) for name in phases if name in record)]
         for name, value in shown:
             if value is None or isinstance(value, int | float):
                 points.setdefault((name, record["split"]), []).append((record["step"], value))
-    return [Curve(metric=name, split=split, points=thinned(line)) for (name, split), line in points.items()]
+    steps = _phase_steps({key: line for key, line in points.items() if key[0] in phases})
+    return [
+        Curve(
+            metric=name,
+            split=split,
+            points=tuple(point for point in line if point[0] in steps[split]) if name in phases else thinned(line),
+        )
+        for (name, split), line in points.items()
+    ]
 
 
-def thinned(points: Sequence[tuple[int, float | None]]) -> tuple[tuple[int, float | None], ...]:
+def _phase_steps(phases: Mapping[tuple[str, str], Sequence[Point]]) -> dict[str, set[int]]:
+    """Returns the steps of each split whose phases are shown. A chart stacks them, so all have the same steps: those of
+    their thinned sum.
+    """
+    sums: dict[str, dict[int, float]] = {}
+    for (_, split), line in phases.items():
+        of_split = sums.setdefault(split, {})
+        for step, value in line:
+            of_split[step] = of_split.get(step, 0.0) + (value or 0.0)
+    return {split: {step for step, _ in thinned(sorted(of_split.items()))} for split, of_split in sums.items()}
+
+
+def thinned(points: Sequence[Point]) -> tuple[Point, ...]:
     """Returns at most MOST_POINTS points: of each of equal parts the least and the greatest, so that spikes stay."""
     if len(points) <= MOST_POINTS:
         return tuple(points)

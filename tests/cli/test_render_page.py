@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 from pathlib import Path
@@ -12,7 +13,8 @@ from helpers.browser import needs_chromium, run_in_page
 from helpers.commands import dslc
 from helpers.paths import EXAMPLES
 
-from dslc.runs.run_figures import MOST_POINTS, run_figures, thinned
+from dslc.runs.run_figures import MOST_POINTS, curves, run_figures, thinned
+from dslc.runtime.process.records import PHASES, Record
 
 DIGITS = EXAMPLES / "digits.plt"
 
@@ -93,6 +95,19 @@ def test_a_long_curve_keeps_its_ends_and_spikes() -> None:
     short = thinned(line)
     assert len(short) <= MOST_POINTS and {line[0], line[12_345], line[-1]} <= set(short)
     assert list(short) == sorted(short) and thinned(line[:MOST_POINTS]) == tuple(line[:MOST_POINTS])
+
+
+def test_the_phases_of_a_long_run_keep_the_same_steps_and_the_longest() -> None:
+    """A chart stacks them: a step that one lacks would be drawn too low."""
+    draw = random.Random(0).random
+    records: list[Record] = [
+        {"step": step, "split": "train", **{f"seconds.{phase}": draw() for phase in PHASES}} for step in range(5000)
+    ]
+    records[1234]["seconds.update"] = 100.0
+    drawn = curves(records)
+    steps = {tuple(step for step, _ in curve.points) for curve in drawn}
+    assert len(drawn) == len(PHASES) and len(steps) == 1
+    assert {0, 1234, 4999} <= set(*steps) and len(*steps) <= MOST_POINTS
 
 
 ACTIONS = """
