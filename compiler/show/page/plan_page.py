@@ -155,8 +155,8 @@ def _text(text: str) -> str:
 
 
 def _data(name: str, value: object) -> str:
-    # `</` would end the script element: JSON may write the slash as an escape.
-    text = json.dumps(value, sort_keys=True, separators=(",", ":")).replace("</", "<\\/")
+    # `</script` would end the script element, and `<!--<script` would keep it open: JSON may write `<` as an escape.
+    text = json.dumps(value, sort_keys=True, separators=(",", ":")).replace("<", "\\u003c")
     return f'<script type="application/json" id="{name}">{text}</script>\n'
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -50,6 +51,14 @@ def test_the_page_is_whole_and_holds_the_plan(page: str) -> None:
     assert json.loads(data) == json.loads(plan.text())
     addresses = set(re.findall(r'(?:src|href)="([^"]*)"|url\(|https?://[^" <]*', page.replace("http://www.w3.org", "")))
     assert addresses <= {""} and "import " not in page and len(page) < 1_000_000
+
+
+def test_no_name_ends_the_data_or_the_scripts() -> None:
+    plan = replace(made_plans.sixteen(), job="<!--<script></script>")
+    page = plan_page(plan)
+    data = re.findall(r'<script type="application/json" id="\w+">(.*?)</script>', page)
+    assert "<" not in "".join(data) and json.loads(data[0])["job"] == plan.job
+    assert page.count("<script") == page.count("</script>") == 3
 
 
 def test_a_name_that_is_no_box_stands_for_nothing() -> None:
