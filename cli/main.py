@@ -558,6 +558,9 @@ def _parse_arguments(words: Sequence[str]) -> argparse.Namespace | None:
         _say(f"dslc: {usage.mistake(build_parser(), words)}")
         return None
     chosen, over = parser.parse_known_args(words)
+    if len(over) == 1 and "second" in chosen and chosen.second is None:
+        # For argparse, an optional word is absent if an option stands before it: `render A -o FILE B`.
+        chosen.second = over.pop()
     if over:
         _say(f"dslc: {usage.too_many(chosen.command, 'settings' in chosen, over)}")
         return None

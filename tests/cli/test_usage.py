@@ -9,7 +9,7 @@ import pytest
 from helpers.commands import dslc
 
 from dslc.dsl.language.suggest import aliases
-from dslc.main import build_parser
+from dslc.main import _parse_arguments, build_parser
 from dslc.terminal.usage import mistake
 
 PARSER = build_parser()
@@ -84,6 +84,20 @@ def test_a_word_of_any_length_is_one_short_line() -> None:
 def test_the_command_says_so_and_ends_with_status_2(line: str, said: str) -> None:
     found = dslc(*line.split())
     assert (found.returncode, found.stdout, found.stderr) == (2, "", said)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "render a.plt -o x.html b.plt",
+        "render a.plt --set data.batch=8 b.plt -o x.html",
+        "diff a.plt --json b.plt",
+    ],
+)
+def test_a_second_plan_stands_before_or_after_the_options(line: str) -> None:
+    chosen = _parse_arguments(line.split())
+    assert chosen is not None and chosen.second == "b.plt"
+    assert _parse_arguments(f"{line} c.plt".split()) is None
 
 
 def test_the_tables_name_what_is_there() -> None:
