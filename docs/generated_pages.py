@@ -19,7 +19,7 @@ from urllib.parse import quote
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from planner_site import MissingToolError, planner_files
+from planner_site import FailedToolError, MissingToolError, planner_files
 
 from dslc.commands.new import summary
 from dslc.dsl.codes import explain, titles
@@ -71,10 +71,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def _planner() -> dict[str, bytes]:
-    """Returns the files of the planner. Raises PluginError if Node.js or its package is missing."""
+    """Returns the files of the planner. Raises PluginError if Node.js or its package is missing, or fails."""
     try:
         return {f"planner/{name}": content for name, content in planner_files(ROOT / "build")}
-    except MissingToolError as error:
+    except (MissingToolError, FailedToolError) as error:
         raise PluginError(str(error)) from None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import platform
+import re
 import subprocess
 import tempfile
 import zipfile
@@ -32,13 +33,21 @@ _LIBRARIES = ("attrs", "cattrs", "graphviz", "lark", "networkx", "rich", "typing
 _SUFFIXES = (".py", ".md", ".toml", ".lark", ".css", ".js")
 
 
+# Codes of npm where the registry is not reached.
+_NO_NETWORK = re.compile(r"\b(ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ENETUNREACH|ETIMEDOUT|ERR_SOCKET_TIMEOUT)\b")
+
+
 class MissingToolError(Exception):
-    """Node.js or the npm package is not here; the message says what to do."""
+    """Node.js is not here, or npm has no network; the message says what to do."""
+
+
+class FailedToolError(Exception):
+    """Node.js or npm has failed; the message is its own."""
 
 
 def planner_files(cache: Path) -> Iterator[tuple[str, bytes]]:
     """Yields the names and the contents of all files. Pyodide is installed below `cache`, unless it is there. Raises
-    MissingToolError.
+    MissingToolError and FailedToolError.
     """
     pyodide = install_pyodide(cache)
     for name in _PYODIDE_FILES:
@@ -52,13 +61,21 @@ def planner_files(cache: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def install_pyodide(cache: Path) -> Path:
-    """Returns the folder of the npm package. Raises MissingToolError."""
+    """Returns the folder of the npm package. Raises MissingToolError and FailedToolError."""
     prefix = cache / f"pyodide-{PYODIDE}"
-    package = prefix / "node_modules" / "pyodide"
-    if not (package / "package.json").is_file():
-        prefix.mkdir(parents=True, exist_ok=True)
-        _run_tool(["npm", "install", "--no-audit", "--no-fund", "--prefix", str(prefix), f"pyodide@{PYODIDE}"])
-    return package
+    if not prefix.is_dir():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            target = Path(folder, "npm")
+            target.mkdir()
+            options = ["--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(target)]
+            _run_tool(["npm", "install", *options, f"pyodide@{PYODIDE}"])
+            try:
+                target.rename(prefix)  # when it is whole: an interrupted installation leaves nothing
+            except OSError:
+                if not prefix.is_dir():  # as another process has made it
+                    raise
+    return prefix / "node_modules" / "pyodide"
 
 
 def _run_tool(command: Sequence[str]) -> None:
@@ -69,7 +86,8 @@ def _run_tool(command: Sequence[str]) -> None:
             f"the planner in a browser tab needs `{command[0]}`, of Node.js 18 or newer, which is not installed"
         ) from None
     if run.returncode:
-        raise MissingToolError(f"{' '.join(command)} failed:\n{run.stderr.strip()[-2000:]}")
+        kind = MissingToolError if command[0] == "npm" and _NO_NETWORK.search(run.stderr) else FailedToolError
+        raise kind(f"{' '.join(command)} failed:\n{run.stderr.strip()[-2000:]}")
 
 
 def _python_archive() -> bytes:

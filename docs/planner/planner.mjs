@@ -147,7 +147,8 @@ function mistakeItems(mistakes) {
 
 // ------------------------------------------------------------------------------------------------------ the plan
 
-let planned = "", isPlanning = false, timer = 0;
+let planned = /** @type {string | null} */ (null), isPlanning = false, timer = 0;
+let summarized = "", pictured = ""; // the texts whose plan and whose pictures are shown
 
 /** Analyses the text and plans it, and again if it has changed meanwhile. */
 async function plan() {
@@ -163,9 +164,7 @@ async function plan() {
       element("mistakes", HTMLOListElement).replaceChildren(...mistakeItems(edit.diagnostics));
       const count = edit.diagnostics.filter((each) => each.severity === "error").length;
       say(edit.status || `${count} error${count === 1 ? "" : "s"}`, !edit.status);
-      const answers = edit.status ? await showPlan(words) : "";
-      for (const view of [summary, pictures]) view.classList.toggle("stale", !answers);
-      file.hidden = !answers;
+      if (edit.status) await showPlan(words);
     }
   } catch (error) {
     say(String(error), true);
@@ -174,18 +173,40 @@ async function plan() {
   }
 }
 
-/** Shows the plan of a text; returns "" if there is none. @param {string} words @returns {Promise<string>} */
+/** Shows the plan of a text, unless the text changes meanwhile. @param {string} words */
 async function showPlan(words) {
-  const told = await ask("summary", words);
-  if (!told) return "";
-  summary.textContent = told;
-  document.documentElement.dataset.firstPlan ??= String(Math.round(performance.now()));
+  const lines = await ask("summary", words);
+  if (!lines || text.value !== words) return;
+  summary.textContent = lines;
+  summary.classList.remove("stale");
+  const planFile = new Blob([await ask("plan", words)], { type: "application/json" });
+  if (text.value !== words) return;
+  URL.revokeObjectURL(file.href);
+  file.href = URL.createObjectURL(planFile);
+  file.hidden = false;
+  summarized = words;
+  await showPictures();
+}
+
+/** Shows the pictures of the plan that is shown, once their tab is open: a hidden frame gives its boxes no sizes. */
+async function showPictures() {
+  const words = summarized;
+  if (text.value !== words || pictured === words || pictures.closest("[hidden]")) return;
   const page = await ask("page", words);
+  if (text.value !== words) return;
   URL.revokeObjectURL(pictures.src);
   pictures.src = URL.createObjectURL(new Blob([page], { type: "text/html" }));
-  URL.revokeObjectURL(file.href);
-  file.href = URL.createObjectURL(new Blob([await ask("plan", words)], { type: "application/json" }));
-  return told;
+  pictures.classList.remove("stale");
+  pictured = words;
+}
+
+/** Writes the job into the address. @param {string} words @param {"pushState" | "replaceState"} change */
+function remember(words, change) {
+  try {
+    history[change](null, "", `#job=${encodeURIComponent(words)}`);
+  } catch {
+    // A browser limits how long an address is and how often it changes. The job is planned all the same.
+  }
 }
 
 /** @param {string} words */
@@ -195,24 +216,48 @@ function open(words) {
   changed(0);
 }
 
+/** Replaces the text that is being edited, to which the browser's "back" returns. @param {string} words */
+function replaceText(words) {
+  if (words === text.value) return;
+  remember(text.value, "replaceState");
+  remember(words, "pushState");
+  open(words);
+}
+
 /** @param {number} pause */
 function changed(pause) {
+  planned = null;
+  summarized = pictured = "";
+  file.hidden = true;
+  for (const view of [summary, pictures]) view.classList.add("stale");
+  markChoice();
   showText(text.value, { diagnostics: [], tokens: [], hints: [], status: "" });
   clearTimeout(timer);
   timer = setTimeout(() => {
-    history.replaceState(null, "", `#job=${encodeURIComponent(text.value)}`);
     plan();
+    remember(text.value, "replaceState");
   }, pause);
 }
 
 // ---------------------------------------------------------------------------------------------------- the choice
+
+/** The texts that the plans of the choice are written into: that of the search, and those with a plan of it.
+ * @type {Set<string>} */
+let choosable = new Set();
+
+function markChoice() {
+  for (const name of ["plans", "picture"]) {
+    document.getElementById(name)?.classList.toggle("stale", !choosable.has(text.value));
+  }
+}
 
 async function choose() {
   search.disabled = true;
   progress.hidden = false;
   progress.removeAttribute("value");
   try {
-    showChoice(/** @type {Choice} */ (JSON.parse(await ask("choose_table", text.value, "job.plt"))));
+    const words = text.value;
+    showChoice(words, /** @type {Choice} */ (JSON.parse(await ask("choose_table", words, "job.plt"))));
   } catch (error) {
     element("count", HTMLParagraphElement).textContent = String(error);
   } finally {
@@ -221,8 +266,9 @@ async function choose() {
   }
 }
 
-/** @param {Choice} choice */
-function showChoice({ diagnostics, count, head, rows, picture }) {
+/** @param {string} searched @param {Choice} choice */
+function showChoice(searched, { diagnostics, count, head, rows, picture }) {
+  choosable = new Set([searched, ...rows.map((row) => row.text)]);
   element("count", HTMLParagraphElement).textContent = count;
   element("reasons", HTMLOListElement).replaceChildren(...mistakeItems(diagnostics));
   const table = document.createElement("table");
@@ -235,11 +281,15 @@ function showChoice({ diagnostics, count, head, rows, picture }) {
     const row = body.insertRow();
     for (const cell of cells) row.insertCell().textContent = cell;
     const button = Object.assign(document.createElement("button"), { textContent: "write it", title: "into the job" });
-    button.addEventListener("click", () => open(words));
+    button.addEventListener("click", () => {
+      if (choosable.has(text.value)) replaceText(words);
+      else say("the job has changed since the search: search again", true);
+    });
     row.insertCell().append(button);
   }
   element("plans", HTMLDivElement).replaceChildren(table);
   element("picture", HTMLDivElement).innerHTML = picture.slice(picture.indexOf("<svg")); // drawn by Graphviz, which escapes
+  markChoice();
 }
 
 // ---------------------------------------------------------------------------------------------------- the page
@@ -254,6 +304,7 @@ function selectTab(chosen) {
     const panel = document.getElementById(tab.getAttribute("aria-controls") ?? "");
     if (panel) panel.hidden = tab !== chosen;
   }
+  showPictures().catch((error) => say(String(error), true));
 }
 
 for (const [n, tab] of tabs.entries()) {
@@ -282,7 +333,7 @@ say("loading …");
 /** @type {Record<string, string>} */
 const jobs = await fetch("examples.json").then((response) => response.json()).catch(() => ({}));
 for (const name of Object.keys(jobs)) examples.add(new Option(name, name));
-examples.addEventListener("change", () => open(jobs[examples.value] ?? text.value));
+examples.addEventListener("change", () => replaceText(jobs[examples.value] ?? text.value));
 const words = fromAddress();
 if (words === null) examples.value = "digits.plt";
 open(words ?? jobs["digits.plt"] ?? "");

@@ -21,7 +21,7 @@ from helpers.commands import dslc
 from helpers.devtools import CHROMIUM, Browser
 from helpers.paths import EXAMPLES, ROOT, TESTS
 
-from docs.planner_site import MissingToolError, planner_files
+from docs.planner_site import FailedToolError, MissingToolError, install_pyodide, planner_files
 from dslc.compiler.ir.number_text import byte_text
 from dslc.dsl.editor.edits import with_fields
 from dslc.jobs.check_job import check_one
@@ -90,6 +90,22 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_an_installation_that_fails_leaves_nothing_and_is_no_missing_tool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    cache, npm = tmp_path / "cache", tmp_path / "bin" / "npm"
+    npm.parent.mkdir()
+    with pytest.raises(MissingToolError, match=r"needs `npm`, of Node\.js 18"):
+        install_pyodide(cache)
+    for code, kind in (("ETARGET", FailedToolError), ("EAI_AGAIN", MissingToolError)):
+        npm.write_text(f'#!/bin/sh\nfor word; do test -d "$word" && : >"$word/part"; done\necho {code} >&2\nexit 1\n')
+        npm.chmod(0o755)
+        with pytest.raises(kind, match=code):
+            install_pyodide(cache)
+        assert not list(cache.iterdir())
+
+
 def ask(site: Path, folder: Path, questions: list[list[str]]) -> list[str]:
     """Returns the planner's answers under Node, where paths begin in `folder`."""
     message = json.dumps({"site": str(site), "root": str(ROOT), "folder": str(folder), "questions": questions})
@@ -137,6 +153,7 @@ def messages(edit: str) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_it_says_what_only_a_machine_with_dslc_can_look_at(site: Path) -> None:
     names = [*sorted(CONVERSATIONS), "own/own.plt"]
     chat, dpo, own = ask(site, EXAMPLES, [["edit", (EXAMPLES / name).read_text(), name] for name in names])
@@ -181,27 +198,43 @@ def address(site: Path) -> Iterator[str]:
         server.shutdown()
 
 
+# Points at the right end of a row of the schedule; returns how far the cursor is from there.
+POINTED = """(() => {
+  const page = %s.contentDocument, row = page.querySelector('[data-row="0"]').getBoundingClientRect();
+  const where = { clientX: row.right - 1, clientY: row.top + 1, bubbles: true };
+  page.querySelector('[data-view="schedule"] svg').dispatchEvent(new PointerEvent('pointermove', where));
+  return page.querySelector('line.time').getBoundingClientRect().x - row.right + 1;
+})()"""
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 def test_a_reader_edits_plans_and_chooses_in_a_browser(address: str, tmp_path: Path) -> None:
     text = (EXAMPLES / "ddp2.plt").read_text()
     status = "document.getElementById('status').textContent"
     with Browser(tmp_path) as browser:
         browser.open(f"{address}#job={quote(text, safe='')}")
-        browser.wait_for("document.querySelector('#pictures iframe').src && !document.getElementById('file').hidden")
+        browser.wait_for("!document.getElementById('file').hidden || document.querySelector('#status.bad')")
         assert browser.evaluate(status).startswith("good: 4 ranks")
         assert browser.evaluate("document.querySelector('#summary pre').textContent") == summary(text)
         plan_file = browser.evaluate("fetch(document.getElementById('file').href).then((response) => response.text())")
         assert plan_file == plan(text)
-        heading = "document.querySelector('#pictures iframe').contentDocument.querySelector('h1').textContent"
-        assert browser.evaluate(heading) == f"job: plan {summary(text).split()[2]}"
+        browser.evaluate("document.getElementById('tab-pictures').click()")
+        frame = "document.querySelector('#pictures iframe')"
+        browser.wait_for(f"{frame}.contentDocument.querySelector('.moment input')")
+        heading = browser.evaluate(f"{frame}.contentDocument.querySelector('h1').textContent")
+        assert heading == f"job: plan {summary(text).split()[2]}"
+        assert browser.evaluate(POINTED % frame) == pytest.approx(0, abs=3)  # pixels
         assert "64" in browser.evaluate(
             "[...document.querySelectorAll('.hint')].map((hint) => hint.textContent).join()"
         )
 
         wrong = text.replace("epochs ", "epoch ")
-        browser.evaluate(f"{{ const text = document.getElementById('text'); text.value = {json.dumps(wrong)};"
-                         "text.dispatchEvent(new Event('input')); }")  # fmt: skip
+        write = ("(words => { const text = document.getElementById('text'); text.value = words;"
+                 "text.dispatchEvent(new Event('input')); })(")  # fmt: skip
+        browser.evaluate(write + json.dumps(wrong) + ")")
+        assert browser.evaluate("document.getElementById('file').hidden")  # that of the text before
         browser.wait_for("document.querySelector('#mistakes .place') && document.querySelector('#shown .error')")
         assert browser.evaluate("document.querySelector('#shown .error').textContent") == "epoch"
         assert "did you mean" in browser.evaluate("document.getElementById('mistakes').textContent")
@@ -211,7 +244,13 @@ def test_a_reader_edits_plans_and_chooses_in_a_browser(address: str, tmp_path: P
 
         browser.evaluate("document.getElementById('examples').value = 'ddp2.plt';"
                          "document.getElementById('examples').dispatchEvent(new Event('change'))")  # fmt: skip
-        browser.wait_for(f"{status}.startsWith('good')")
+        browser.wait_for("document.getElementById('text').value !== " + json.dumps(wrong))
+        browser.evaluate("history.back()")
+        browser.wait_for("document.getElementById('text').value === " + json.dumps(wrong))
+        browser.evaluate("history.forward()")
+        browser.wait_for(
+            f"document.getElementById('text').value !== {json.dumps(wrong)} && {status}.startsWith('good')"
+        )
         browser.evaluate("document.getElementById('tab-choice').click(), document.getElementById('search').click()")
         browser.wait_for("document.querySelectorAll('#plans tbody tr').length > 1")
         rows = json.loads(choose_table(text))["rows"]
@@ -219,6 +258,9 @@ def test_a_reader_edits_plans_and_chooses_in_a_browser(address: str, tmp_path: P
         assert browser.evaluate(shown) == [cell for row in rows for cell in (*row["cells"], "write it")]
         browser.evaluate("document.querySelector('#plans tbody button').click()")
         assert browser.evaluate("document.getElementById('text').value") == rows[0]["text"]
+        browser.evaluate(write + json.dumps(wrong) + ")")
+        browser.evaluate("document.querySelector('#plans tbody button').click()")
+        assert browser.evaluate("document.getElementById('text').value") == wrong  # which was not searched
         for width, scheme in ((1600, "light"), (1000, "dark"), (400, "light")):
             browser.resize(width, 800, scheme)
             assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")

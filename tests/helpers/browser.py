@@ -22,9 +22,7 @@ def run_in_page(folder: Path, page: str, script: str) -> Any:
     actions = f"<script>document.body.replaceChildren(JSON.stringify((() => {{{script}}})()));</script>"
     path.write_text(page.replace("</body>", f"{actions}</body>"), encoding="utf-8")
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}", "--dump-dom"]
-    run = subprocess.run(
-        [str(CHROMIUM), *options, path.as_uri()], capture_output=True, text=True, timeout=120, check=False
-    )
+    run = subprocess.run([str(CHROMIUM), *options, path.as_uri()], capture_output=True, text=True, check=False)
     body = re.findall(r"<body[^>]*>(\{.*\})\s*</body>", run.stdout, re.DOTALL)
     assert body, run.stdout[-2000:] + run.stderr[-2000:]
     return json.loads(html.unescape(body[0]))
