@@ -100,7 +100,7 @@ bench: $(STAMP) ## the benchmarks
 # Node.js. A link or an anchor that leads nowhere fails the build.
 docs: $(VENV)/.docs linked ## the documentation site, into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@echo "build/site/index.html is the first page; the planner needs a server: python -m http.server -d build/site"
+	@echo "build/site/index.html is the first page; the planner needs a server: $(PYTHON) -m http.server -d build/site"
 
 $(VENV)/.docs: $(STAMP)
 	@$(PIP) --no-build-isolation -e '.[docs]'

@@ -416,7 +416,7 @@ _COMMANDS = {
     ),
     "render": (
         "draw the plan as a picture, or as a page with its run or a second plan",
-        "dslc render runs/digits/2026-11-28 -o run.html",
+        "dslc render runs/digits/2026-11-28_09-30-00 -o run.html",
         _render,
     ),
     "verify": (
