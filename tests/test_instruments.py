@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import dslc
+from helpers.launcher import READ_LATER, shared_launcher
 from helpers.paths import ROOT, TESTS
 from instruments import covered, durations
 from instruments.coverage.sitecustomize import VARIABLE, offsets
@@ -66,11 +67,11 @@ def test_make_test_has_the_first_case_of_a_core_test_and_what_launches_no_rank()
     assert rest == {"nodes_sum_exactly_and_are_members_of_the_ring"} | others
 
 
-# Shows the folders of modules, the folder, the arguments and a variable that a network of a user's sees.
+# Shows the folders of modules, the folder, the arguments and two variables that a network of a user's sees.
 SEES = """
 import os, sys
 def make():
-    raise ValueError([os.environ["SEEN"], os.getcwd(), sys.argv, sys.path])
+    raise ValueError([os.environ["SEEN"], os.environ["TORCHINDUCTOR_CACHE_DIR"], os.getcwd(), sys.argv, sys.path])
 """
 
 
@@ -92,6 +93,8 @@ def test_a_forked_command_is_a_fresh_one(
         "train { steps = 1, optimizer = sgd(lr = 0.1) }\n"
     )
     monkeypatch.setenv("SEEN", "seen by both")
+    shared_launcher()  # which has another value of the next one
+    monkeypatch.setenv(READ_LATER, str(tmp_path))
     fresh = dslc(*words, cwd=tmp_path, input=input, fresh=True)
     monkeypatch.setattr(subprocess, "run", None)  # of what is not forked
     forked = dslc(*words, cwd=tmp_path, input=input)

@@ -83,6 +83,8 @@ READ_AT_START = (
     "PYTHON",
     "TORCH",
 )
+# But not this one, which torch also sets where a test compiles or loads torchao: a fork reads what it is given.
+READ_LATER = "TORCHINDUCTOR_CACHE_DIR"
 SIZE = 8  # bytes of a message's length, which comes first
 
 
@@ -159,7 +161,7 @@ def shared_launcher() -> Launcher:
 
 
 def read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(READ_AT_START)}
+    return {name: value for name, value in environment.items() if name.startswith(READ_AT_START) and name != READ_LATER}
 
 
 def send(connection: socket.socket, message: object, descriptors: Sequence[int] = ()) -> None:
