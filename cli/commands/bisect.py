@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import json
 import math
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -54,12 +53,11 @@ from dslc.verification.recordings import (
     write_recording,
 )
 from dslc.verification.replay_window import ReplayWindow, window_from, window_of_runs
-from dslc.verification.rounding_bounds import measure_bounds, typical_rounding
+from dslc.verification.rounding_bounds import measure_bounds
 from dslc.verification.variants import observed, one_process
 
 SAME, DIFFERENT = GOOD, JOB_AT_FAULT
 _ORDERS = 2  # other orders of a batch's samples
-_DOUBTFUL = 100.0  # times the rounding: more is no matter of how rounding is measured
 _ONE_PROCESS = "one process"
 _Bounds = Mapping[TensorKey, float]
 
@@ -229,13 +227,8 @@ class MeasuredRounding:
 
     reference: TensorRecording
     plain: TensorRecording
-    orders: Sequence[TensorRecording]  # with other orders of samples
+    bounds: _Bounds
     notes: Sequence[str] = ()  # trainings that failed, and what follows
-
-    @functools.cached_property
-    def bounds(self) -> Mapping[TensorKey, float]:
-        """The rounding of each tensor."""
-        return measure_bounds(self.reference, [self.plain, *self.orders])
 
 
 class Trainings:
@@ -273,7 +266,8 @@ class Trainings:
             program = replace(single.program, precision=PrecisionStep())
             wide = self._train(replace(single, program=program), precision, mode, quiet=True)
         is_structured = single.program.data.structured  # its samples have no other order
-        tried = [] if is_structured else self._train_modes(single, first_modes(self._window.first))
+        numbers = range(1, 1 + (0 if is_structured else _ORDERS))
+        tried = [self._train(single, f"order {n}", replace(mode, reorder=n), quiet=True) for n in numbers]
         orders = [each for each in tried if each is not None]
         if wide is None and not orders:
             why = "batches are structures, whose samples have no other order"
@@ -284,15 +278,9 @@ class Trainings:
                 f"let the network be trained in {precision}: without `.to` and constants of another precision",
             )
         notes = failure_notes(precision if wide is None else "", len(tried) - len(orders), len(tried))
-        return MeasuredRounding(reference=wide or plain, plain=plain, orders=orders, notes=notes)
-
-    def measure_more(self, single: Ready, rounding: MeasuredRounding) -> MeasuredRounding:
-        """Returns the rounding as further trainings show it."""
-        modes = further_modes(self._window.first, rounding.bounds, rounding.reference) if rounding.orders else []
-        return replace(rounding, orders=[*rounding.orders, *filter(None, self._train_modes(single, modes))])
-
-    def _train_modes(self, single: Ready, modes: Iterable[ObserveMode]) -> list[TensorRecording | None]:
-        return [self._train(single, f"order {n}", mode, quiet=True) for n, mode in enumerate(modes, start=1)]
+        reference = wide or plain
+        bounds = measure_bounds(reference, [plain, *orders])
+        return MeasuredRounding(reference=reference, plain=plain, bounds=bounds, notes=notes)
 
     def _train(
         self,
@@ -341,7 +329,7 @@ def _record(side: BisectedSide, window: ReplayWindow, path: str) -> int:
         trainings = Trainings(window, folder)
         single = single_process(side)
         with side.imports():
-            rounding = trainings.measure_more(single, trainings.measure_rounding(single))
+            rounding = trainings.measure_rounding(single)
             recording = trainings.record(side, rounding.plain)
         write_recording(path, recording, rounding.bounds)
     for note in rounding.notes:
@@ -377,13 +365,7 @@ def _bisect(
     else:
         other = _recording(trainings, second, rounding.plain)
     result = find_difference(one, other, rounding.bounds, rounding.reference)
-    notes = list(rounding.notes)
-    if is_doubtful(result) and rounding.orders:
-        with first.imports():
-            rounding = trainings.measure_more(process, rounding)
-        notes.append(_second_look(result))
-        result = find_difference(one, other, rounding.bounds, rounding.reference)
-    return one, other, result, rounding.bounds, notes
+    return one, other, result, rounding.bounds, rounding.notes
 
 
 def _recording(trainings: Trainings, side: BisectedSide, single: TensorRecording) -> TensorRecording:
@@ -402,33 +384,6 @@ def largest_bounds(*measured: _Bounds | None) -> _Bounds:
         for key, bound in (each or {}).items():
             bounds[key] = max(bound, bounds.get(key, 0.0))
     return bounds
-
-
-def first_modes(step: int) -> list[ObserveMode]:
-    """Returns the trainings with other orders of samples by which rounding is measured; `step` is the first."""
-    return [ObserveMode(tensors=step, reorder=n) for n in range(1, 1 + _ORDERS)]
-
-
-def further_modes(step: int, bounds: _Bounds, reference: TensorRecording) -> list[ObserveMode]:
-    """Returns the trainings of a second look: with further orders, and with gradients that are moved by their rounding.
-    An optimizer that divides by the size of a gradient moves a number whose gradient nearly vanishes far: a few orders
-    of the same sums may all miss it.
-    """
-    share = typical_rounding(bounds, reference)
-    orders = [ObserveMode(tensors=step, reorder=n) for n in range(1 + _ORDERS, 1 + 2 * _ORDERS)]
-    return orders + [replace(mode, nudge=share) for mode in first_modes(step)]
-
-
-def is_doubtful(result: Bisection) -> bool:
-    """True if a second look may explain the tensor that is named."""
-    return result.first is not None and result.first.share <= _DOUBTFUL
-
-
-def _second_look(result: Bisection) -> str:
-    first = result.first
-    assert first is not None
-    measured = f"{first.share:.0f} times what {_ORDERS} other orders of the samples explain"
-    return f"{tensor_text(first.key)} differs in step {first.key.step} by {measured}, so rounding was measured further"
 
 
 # ------------------------------------------------------------------------------------------------------- on the screen

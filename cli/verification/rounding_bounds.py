@@ -12,10 +12,10 @@ of: the median relative rounding of the outputs, times the loss; the rounding of
 fewer than `SMALL_TENSOR` numbers has at least the median relative rounding of the tensors of its kind in its step.
 
 A difference is a share of the rounding. One that is more than `ROUNDING_FACTOR` of it has another cause: a plan sums in
-orders, and in pieces, that the measured ones do not have. Adam and its kind divide by the size of a gradient. A single
-number whose gradient nearly vanishes then has most of the distance of its tensor, and a few orders may all move it less
-than a plan does. So a difference up to 100 times the rounding is looked at again: with the rounding of further orders,
-and of gradients whose numbers are moved up or down by as much as rounding typically does.
+orders, and in pieces, that the measured ones do not have. The limit is the same for all tensors.
+
+Limit: Adam and its kind divide by the size of a gradient. A single number whose gradient nearly vanishes then has most
+of the distance of its tensor, and a few orders may all move it less than a plan does.
 """
 
 from __future__ import annotations
@@ -59,12 +59,6 @@ def measure_bounds(reference: TensorRecording, trainings: Sequence[TensorRecordi
     for step in dict.fromkeys(key.step for key in bounds):
         _raise_chance_bounds(reference, bounds, step)
     return bounds
-
-
-def typical_rounding(bounds: Mapping[TensorKey, float], reference: TensorRecording) -> float:
-    """Returns the median rounding of a gradient, relative to its norm."""
-    gradients = _relative([key for key in bounds if key.kind == GRADIENT], reference, bounds)
-    return statistics.median(gradients.values()) if gradients else 0.0
 
 
 def _mixes_samples(distances: Sequence[float], size: float) -> bool:

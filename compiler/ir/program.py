@@ -429,7 +429,6 @@ class ObserveMode(Record):
     `exact`: in float64, without a pipeline, to tell a fault from float32's rounding. `reorder`: another order of each
     batch's samples for each number but 0, to measure the same. `noise`: dropout stays on. `plain`: the plain loop
     trains (runtime/loop/plain_loop.py). `tensors`: the first step whose tensors are summarized, for `dslc bisect`.
-    `nudge`: one process moves each number of a gradient by this share of its row's, as rounding does.
     """
 
     exact: bool = False
@@ -437,7 +436,6 @@ class ObserveMode(Record):
     noise: bool = False
     plain: bool = False
     tensors: int = 0
-    nudge: float = 0.0
 
 
 @record

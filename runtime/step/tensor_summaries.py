@@ -12,8 +12,7 @@ a share of the features. The rank writes a summary for each layout, and the read
 
     observed/tensors-N.safetensors      one row of `BUCKETS` sums for each summary, and what it is of
 
-Contract: the training is unchanged, unless gradients are nudged to measure what rounding does. Gradients are those
-before clipping, without the loss scale, and before they are nudged.
+Contract: the training is unchanged. Gradients are those before clipping, without the loss scale.
 
 Limits: outputs of modules within a compiled module, of a head that computes losses in chunks, of modules whose first
 dim does not go sample by sample, and of columns in parts (model/row_order.py) have no summary. The passes of a
@@ -83,7 +82,7 @@ class TensorRecorder:
     def __init__(self, job: JobProgram, place: RankPlace, parts: TrainingComponents, folder: str, step: int) -> None:
         self._job, self._place, self._parts, self._step = job, place, parts, step
         assert job.observation is not None
-        self._first, self._on, self._nudge = job.observation.tensors, False, job.observation.nudge
+        self._first, self._on = job.observation.tensors, False
         self._path = tensor_file(folder, place.rank)
         self._names = named_tensors(parts.plain)
         self._rows: list[Tensor] = []
@@ -121,8 +120,6 @@ class TensorRecorder:
             for name, tensor in self._names.items() if self._on else ():
                 if tensor.grad is not None:
                     self._add("gradient", name, tensor.grad, scale)
-                    if self._nudge:
-                        nudge(tensor.grad, self._nudge, self._step)
             work(batch, total, number)
 
         return recorded
@@ -244,18 +241,6 @@ class TensorRecorder:
                     ),
                     sums,
                 )
-
-
-@torch.no_grad()
-def nudge(gradient: Tensor, share: float, seed: int) -> None:
-    """Moves each number of a gradient, in place, up or down by this share of the root mean square of its row. Numbers
-    that are zero stay: no sum was rounded.
-    """
-    rows = gradient.reshape(len(gradient) if gradient.dim() > 1 else 1, -1)
-    typical = rows.square().mean(dim=1, keepdim=True).sqrt()
-    draws = torch.randint(0, 2, rows.shape, generator=torch.Generator().manual_seed(seed))
-    moves = (draws.to(rows) * 2 - 1) * typical * share
-    gradient += torch.where(rows == 0, 0.0, moves).reshape(gradient.shape)
 
 
 def _has_head(name: str, head: str) -> bool:

@@ -21,11 +21,11 @@ from helpers.planted_faults import DIFFERENT_COPIES, FAULTS
 from instruments import equal_runs
 from safetensors import safe_open
 
-from dslc.commands.bisect import failure_notes, further_modes, is_doubtful
+from dslc.commands.bisect import failure_notes
 from dslc.compiler.facts.checkpoint_names import MANIFEST, name_of
 from dslc.runtime.measure.observe import Observation, StepObservation
 from dslc.runtime.step import tensor_summaries
-from dslc.runtime.step.tensor_summaries import nudge, summarize
+from dslc.runtime.step.tensor_summaries import summarize
 from dslc.verification.bisection import find_difference
 from dslc.verification.comparison import order_share, rounding_share_text, share_sentence
 from dslc.verification.recordings import (
@@ -190,17 +190,6 @@ def test_an_output_that_other_orders_mix_is_not_compared() -> None:
     assert bounds[key("loss", "", 2)] < 1e-5, "it takes nothing from that output"
     result = find_difference(noisy(3), recording(loss_=1e-3), bounds, recording())
     assert result.text == "the loss" and result.missing == [key("output", "b", 2)]
-
-
-def test_a_difference_that_is_not_far_beyond_rounding_is_looked_at_again() -> None:
-    for change, is_again in ((5e-6, True), (1e-2, False), (0.0, False)):
-        result = find_difference(noisy(3), recording(state_b=change), BOUNDS, recording())
-        assert is_doubtful(result) == is_again, result.first
-    modes = further_modes(4, BOUNDS, recording())
-    assert [(mode.tensors, mode.reorder) for mode in modes] == [(4, 3), (4, 4), (4, 1), (4, 2)]
-    gradients = [key("gradient", name, step) for name in "ab" for step in (1, 2)]
-    typical = np.median([BOUNDS[each] / np.linalg.norm(recording().sums[each]) for each in gradients])
-    assert [mode.nudge for mode in modes] == [0.0, 0.0, *[pytest.approx(typical)] * 2]
 
 
 def test_trainings_that_failed_are_noted() -> None:
@@ -426,18 +415,6 @@ def test_two_runs_are_replayed_from_the_last_checkpoint_before_they_part(tmp_pat
         in (run.stdout)
     )
     assert "they part at step 6, at the learning rate: 0.1 in A and 0.15 in B" in run.stdout
-
-
-def test_a_nudge_moves_each_number_of_a_gradient_that_is_not_zero_by_a_share_of_its_row() -> None:
-    gradient = torch.tensor([[3.0, -4.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], [1e-3, 1e-3, 1e-3, 1e-3]])
-    before, vector = gradient.clone(), torch.tensor([1.0, -1.0])
-    nudge(gradient, 1e-3, seed=1)
-    nudge(vector, 1e-3, seed=1)
-    assert torch.allclose(
-        (gradient - before).abs()[[0, 2]], torch.tensor([[2.5e-3, 2.5e-3, 0, 0], [1e-6] * 4]), rtol=0.1
-    )
-    assert torch.equal(gradient[1], before[1])
-    assert torch.allclose((vector - torch.tensor([1.0, -1.0])).abs(), torch.full((2,), 1e-3), rtol=0.1)
 
 
 @pytest.mark.long
