@@ -103,7 +103,9 @@ def tensor_axis(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[S
     for stage, layers in zip(place.mine, place.held, strict=True):
         found += axis.passes(layers, place.workload.share, begins=stage == 0, ends=stage == last)
     if makes_outputs_ahead(place.job, place.layout):
-        found += [each for each in found if each.what in (Payload.ACTIVATIONS, Payload.SCALES)]
+        # A loss in chunks is a part of the network. A loss over shares of whole logits runs after it, and once.
+        runs_ahead = {Payload.ACTIVATIONS, Payload.SCALES} | ({Payload.LOSS_PARTS} if axis.has_chunked_loss else set())
+        found += [each for each in found if each.what in runs_ahead]
     sizes: dict[tuple[str, Payload, str], list[int]] = {}  # each of all micro-batches together
     for each in found:
         sizes.setdefault((each.operation, each.what, each.dtype), []).append(each.bytes)
@@ -153,6 +155,10 @@ class _TensorAxis:
         shares = model.traced.shares if model.traced is not None else None
         summed = shares.summed if shares is not None else self._plan.by_style(TensorStyle.SUMMED) if model.root else ()
         self._summed = Counter(summed)
+
+    @property
+    def has_chunked_loss(self) -> bool:
+        return self._chunked is not None
 
     # ---------------------------------------------------------------------------------------------------- the passes
 

@@ -85,3 +85,9 @@ def test_what_is_exchanged_is_planned(launcher: Launcher, job: Path, tmp_path: P
     even = f"{MIXTURE}(experts = 4, top_k = 4, hidden = 16, balance = loss(2.0))"
     plan = (*TWO, *EXPERTS, *MICRO, "parallelism.zero=3", "memory.recompute=full")
     exchanges_as_planned(launcher, tmp_path, job, *plan, even)
+
+
+@pytest.mark.slow
+def test_passes_ahead_compute_a_loss_in_chunks(launcher: Launcher, job: Path, tmp_path: Path) -> None:
+    plan = (*TWO, *MICRO, "parallelism.tensor=2", "model.loss=cross_entropy(chunks = 4)")
+    exchanges_as_planned(launcher, tmp_path, job, *plan)

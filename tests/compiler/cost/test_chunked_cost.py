@@ -77,3 +77,16 @@ def test_ranks_with_some_classes_reduce_each_chunk(tmp_path: Path, more: str, re
     plan = _plan(tmp_path, f"chunks = 8{more}", "devices.cpus=2", "parallelism.tensor=2").plan
     (parts,) = (traffic for traffic in plan.ranks[0].traffic if traffic.what is Payload.LOSS_PARTS)
     assert (parts.operation, parts.count, parts.bytes) == ("all_reduce", 8 * reductions, 4 * TOKENS * reductions)
+
+
+@pytest.mark.parametrize("chunks", [1, 4])
+def test_passes_ahead_reduce_each_chunk_and_no_loss_of_whole_logits(tmp_path: Path, chunks: int) -> None:
+    balanced = "model.network=llama(layers = 1, width = 64, heads = 2, context = 64, vocab = 4000, {})"
+    mixture = "experts = moe(experts = 4, top_k = 2, hidden = 16, balance = {})"
+    settings = ("devices.cpus=2", "parallelism.tensor=2", "parallelism.microbatches=2")
+    counts = []
+    for balance in ("bias(0.01)", "loss()"):
+        network = balanced.format(mixture.format(balance))
+        plan = _plan(tmp_path, f"chunks = {chunks}", network, *settings).plan
+        counts.append(sum(each.count for each in plan.ranks[0].traffic if each.what is Payload.LOSS_PARTS))
+    assert counts == [3 * chunks * 2, 3 * chunks * 2 * (1 if chunks == 1 else 2)]
