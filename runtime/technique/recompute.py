@@ -37,7 +37,8 @@ from dslc.runtime.technique import sample_draws
 Context: TypeAlias = contextlib.AbstractContextManager[object]
 Contexts = Callable[[], tuple[Context, Context]]  # of the first pass and of the second
 
-_KEPT = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "convolution", *ATTENTION)
+_GROUPED = ("_grouped_mm", "multiply_rows")  # plain and compiled (runtime/model/experts/grouped_product.py)
+_KEPT = ("mm", "addmm", "bmm", "baddbmm", *_GROUPED, "convolution", *ATTENTION)
 _NOISELESS = ("torch.nn.", "dslc.runtime.")  # modules of these packages draw random numbers only in dropout
 
 

@@ -153,3 +153,20 @@ def test_compiled_experts_are_those_of_torch() -> None:
     assert expected[2][1] == 0
     for one, other in zip(expected, found, strict=True):
         torch.testing.assert_close(other, one, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+def test_selective_recomputation_keeps_the_products_of_compiled_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, products, product = mixture(), [], F.grouped_mm
+
+    def counted(*operands: Any, **named: Any) -> Tensor:
+        products.append(operands)
+        return product(*operands, **named)
+
+    recompute.apply(RecomputeStep(kind="selective", modules=("experts",)), module)
+    forward = torch.compile(module.forward, fullgraph=True, backend="aot_eager_decomp_partition")
+    monkeypatch.setattr(F, "grouped_mm", counted)
+    y = forward(torch.randn(2, 5, WIDTH))
+    assert len(products) == 2
+    y.sin().sum().backward()
+    assert len(products) == 2 + 3  # of the gradients: the rows of the first have none, and nothing is multiplied again
