@@ -25,6 +25,7 @@ from dslc.compiler.trace.structures import Structure
 from dslc.runtime.model.custom_losses import OwnSum
 from dslc.runtime.model.losses import (
     AnswerPieces,
+    PairLosses,
     classes_last,
     count,
     loss_sum,
@@ -34,7 +35,8 @@ from dslc.runtime.model.losses import (
     wide_tensors,
 )
 
-Measure: TypeAlias = Callable[[Structure, Structure], tuple[Tensor, int | Tensor]]
+SumAndCount: TypeAlias = tuple[Tensor, int | Tensor]
+Measure: TypeAlias = Callable[[Structure, Structure], SumAndCount]
 
 
 class Metrics:
@@ -51,14 +53,13 @@ class Metrics:
         pieces: AnswerPieces | None = None,
     ) -> None:
         self._steps = tuple(steps)
-        self._measures = tuple(_measure(step, loss, pieces) for step in steps)
+        self._measure = _of_pairs(steps, loss, pieces) if loss.kind in PREFERENCES else _each_of(steps, loss)
         self.sums = torch.zeros(2 * len(self._steps), dtype=torch.float64, device=device)
 
     @torch.no_grad()
     def update(self, output: object, target: object) -> None:
         """Adds one batch: the model's output and the target, as the loss takes them."""
-        for place, measure in enumerate(self._measures):
-            total, number = measure(output, target)
+        for place, (total, number) in enumerate(self._measure(output, target)):
             self.sums[2 * place] += total
             self.sums[2 * place + 1] += number
 
@@ -83,9 +84,12 @@ def _exponential(mean: float) -> float:
         return math.inf
 
 
-def _measure(step: MetricStep, loss: LossStep, pieces: AnswerPieces | None) -> Measure:
-    if loss.kind in PREFERENCES:
-        return _of_pairs(step, loss, pieces)
+def _each_of(steps: Sequence[MetricStep], loss: LossStep) -> Callable[[Structure, Structure], list[SumAndCount]]:
+    measures = [_measure(step, loss) for step in steps]
+    return lambda output, target: [measure(output, target) for measure in measures]
+
+
+def _measure(step: MetricStep, loss: LossStep) -> Measure:
     match step.kind:
         case "loss" if loss.counts == "own":
             user_sum = OwnSum(loss)
@@ -107,22 +111,30 @@ def _measure(step: MetricStep, loss: LossStep, pieces: AnswerPieces | None) -> M
             raise AssertionError(f"`{other}` keeps states")
 
 
-def _of_pairs(step: MetricStep, loss: LossStep, pieces: AnswerPieces | None) -> Measure:
-    """Returns a measure of pairs. Of pairs in pieces each rank has the whole sum and the whole count."""
+def _of_pairs(
+    steps: Sequence[MetricStep], loss: LossStep, pieces: AnswerPieces | None
+) -> Callable[[Structure, Structure], list[SumAndCount]]:
+    """Returns a measure of all metrics of pairs, which computes the losses of a batch once. Of pairs in pieces each
+    rank has the whole sums and the whole count.
+    """
 
-    def measure(output: Tensor, target: Structure) -> tuple[Tensor, int | Tensor]:
-        losses, margins = pair_losses(loss, output, target, pieces)
-        match step.kind:
-            case "loss":
-                return losses.sum(), count(loss, target)
-            case "reward_margin":
-                return margins.sum(), count(loss, target)
-            case "reward_accuracy":
-                return (margins > 0).sum(), count(loss, target)
-            case other:
-                raise AssertionError(f"`{other}` does not compare answers")
+    def measure(output: Tensor, target: Structure) -> list[SumAndCount]:
+        pairs, number = pair_losses(loss, output, target, pieces), count(loss, target)
+        return [(_sum_of_pairs(step, pairs), number) for step in steps]
 
     return measure
+
+
+def _sum_of_pairs(step: MetricStep, pairs: PairLosses) -> Tensor:
+    match step.kind:
+        case "loss":
+            return pairs.losses.sum()
+        case "reward_margin":
+            return pairs.margins.sum()
+        case "reward_accuracy":
+            return (pairs.margins > 0).sum()
+        case other:
+            raise AssertionError(f"`{other}` does not compare answers")
 
 
 def _counted_labels(labels: Tensor, loss: LossStep) -> Tensor | None:

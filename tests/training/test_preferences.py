@@ -107,18 +107,27 @@ def test_a_loss_is_its_formula(kind: str, referenced: bool) -> None:
         torch.testing.assert_close(expected, -F.logsigmoid(margins).mean())
 
 
-def test_metrics_of_pairs_count_pairs() -> None:
+def test_metrics_of_pairs_count_pairs_and_compute_their_losses_once() -> None:
     from dslc.compiler.ir.program import MetricStep
+    from dslc.runtime.model.losses import AnswerPieces
+
+    summed = []
+
+    def keep(sums: torch.Tensor) -> torch.Tensor:
+        summed.append(sums)
+        return sums
 
     torch.manual_seed(0)
     step = LossStep(kind="simpo", arguments=ARGUMENTS["simpo"], ignore=-100)
+    pieces = AnswerPieces(ranks=1, sum=keep)
     names = ("loss", "reward_margin", "reward_accuracy")
-    metrics = Metrics([MetricStep(kind=name, name=name) for name in names], step)  # type: ignore[arg-type]
+    metrics = Metrics([MetricStep(kind=name, name=name) for name in names], step, pieces=pieces)  # type: ignore[arg-type]
     margins = []
     for pairs in (1, 3):
         logits, targets = torch.randn(2 * pairs, 5, 7), torch.randint(7, (2 * pairs, 5))
         metrics.update(logits, targets)
         margins += pair_losses(step, logits, targets).margins.tolist()
+    assert len(summed) == 2  # one of each batch
     values = metrics.results()
     assert values["reward_margin"] == pytest.approx(np.mean(margins))
     assert values["reward_accuracy"] == np.mean([margin > 0 for margin in margins])
