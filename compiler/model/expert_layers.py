@@ -110,14 +110,20 @@ def router(layer_spec: ExpertRouter, x: Value, t: Tape) -> Value:
         t.keep(scores)
     scores = t.operation(logits, gives=scores)
     weights = scores.new(tokens, spec.top_k)
+    source = logits if spec.normalize else scores
     if scores.grad:
+        t.keep(source)  # torch keeps all of what it gathers from
         t.keep_bytes(_INDEX * weights.count, _INDEX * weights.count)
-    weights = t.operation(scores, gives=weights)
+    weights = t.operation(source, gives=weights)
     if spec.normalize:
-        if weights.grad:
-            logarithms = (spec.score == "sigmoid") * (2 if t.around.on_cpu else 1)  # on a CPU torch keeps two tensors
-            t.keep_bytes(4 * weights.count * (1 + logarithms), 4 * weights.count * (1 + logarithms))
-        weights = t.operation(weights, gives=weights.new(*weights.shape))
+        normalized = weights.new(*weights.shape)
+        numbers = 4 * weights.count
+        if weights.grad and spec.score == "sigmoid":
+            t.keep_bytes(2 * numbers, 2 * numbers)  # of the logarithm: its input and, on a CPU, a buffer of its kernel
+            t.keep(normalized)
+        elif weights.grad:
+            t.keep_bytes(numbers, numbers)  # the weights, of which the runtime makes others that are nan where it must
+        weights = t.operation(weights, gives=normalized)
     if spec.scale != 1.0:
         weights = t.operation(weights, gives=weights.new(*weights.shape))
     return weights if factor is None else _with_balance_loss(spec, weights, scores, t)

@@ -74,6 +74,11 @@ NETWORKS = {
         "experts = moe(experts = 64, top_k = 2, hidden = 32, score = sigmoid, balance = loss()))",
         "stdlib()",
     ),
+    "softmax experts": (
+        "llama(layers = 2, width = 128, heads = 4, context = 64, vocab = 256, "
+        "experts = moe(experts = 64, top_k = 2, hidden = 32))",
+        "stdlib()",
+    ),
     "tiny": ("vit(layers = 3, width = 16, heads = 2, patch = 4, dropout = 0.1)", "digits()"),
     "own": (f'python("{HELPERS}/frozen_networks:plain")', "digits()"),
     "own frozen": (f'python("{HELPERS}/frozen_networks:frozen")', "digits()"),

@@ -114,6 +114,28 @@ def test_frozen_layers_keep_what_autograd_keeps(case: Case) -> None:
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(network="experts"),
+        *(
+            pytest.param(case, marks=pytest.mark.long)
+            for case in (
+                Case(network="experts", precision="bf16"),
+                Case(network="balanced experts"),
+                Case(network="softmax experts"),
+                Case(network="softmax experts", precision="bf16"),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_routers_keep_what_autograd_keeps(case: Case) -> None:
+    found = measure(case.text)
+    assert abs(found.error) <= 0.0005, (found.error, found.predicted, found.at_peak, found.when)
+
+
 LAST_BLOCK = '["embedding.*", "position.*", "blocks.[012].*"]'  # trains, with the head
 SHARDED_STAGES = replace(IN_STAGES, ranks=4, zero=2)
 
