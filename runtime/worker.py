@@ -90,6 +90,7 @@ def work(
         device = _prepare(job, place)
         positions.enter_phase(Phase.GROUP)
         _open_group(job, place, store)
+        _note_backend(job, place, run_dir)
         positions.enter_phase(Phase.SOURCE)
         with mark_errors(job.data.line):
             splits = open_source(job.data, training=not isinstance(job.mode, EvaluateMode | PredictMode))
@@ -215,6 +216,13 @@ def _threads_of(environ: Mapping[str, str]) -> int:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _note_backend(job: JobProgram, place: RankPlace, run_dir: str) -> None:
+    """Says it if the ranks of one host have no memory to share."""
+    shares = isinstance(dist.group.WORLD, shared_memory.SharedMemoryGroup)
+    if job.backend == shared_memory.NAME and not shares and 1 < job.world_size == job.processes and place.rank == 0:
+        note(run_dir, "the ranks cannot map each other's memory: their collectives go over gloo")
 
 
 def _open_group(job: JobProgram, place: RankPlace, store: RankStore) -> None:

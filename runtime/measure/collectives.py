@@ -54,7 +54,7 @@ _KINDS = {
     "monitoredbarrier": "barrier",
 }
 
-_HERE = threading.local()  # `is_seen`: this thread is within an operator that was counted
+_THREAD = threading.local()  # `is_seen`: this one is within an operator that was counted
 
 T = TypeVar("T")
 B = TypeVar("B")
@@ -117,11 +117,11 @@ class Recorder(TorchDispatchMode):
         if func.namespace not in COLLECTIVE_SPACES:
             return func(*args, **(kwargs or {}))
         self._see(func, args, kwargs or {})
-        _HERE.is_seen = True
+        _THREAD.is_seen = True
         try:
             return func(*args, **(kwargs or {}))
         finally:
-            _HERE.is_seen = False
+            _THREAD.is_seen = False
 
     @property
     def exchanges(self) -> tuple[CollectiveExchange, ...]:
@@ -142,7 +142,7 @@ class Recorder(TorchDispatchMode):
 
     def _observe(self, operation: str, ranks: int, tensors: Sequence[torch.Tensor]) -> AbstractContextManager[object]:
         """Counts a collective over shared memory, unless the operator behind which it runs was counted."""
-        if ranks > 1 and not getattr(_HERE, "is_seen", False):
+        if ranks > 1 and not getattr(_THREAD, "is_seen", False):
             self._count(operation, ranks, tensors)
         return nullcontext()
 

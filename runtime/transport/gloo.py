@@ -36,9 +36,9 @@ def _all_gather(input: Tensor, ranks: int, group: object) -> Tensor:
     parts, whole = input, gathered
     if input.is_complex():  # gloo has no complex numbers; the memory is the same
         parts, whole = torch.view_as_real(input), torch.view_as_real(gathered)
-    found = group_named(group) if isinstance(group, str) else None
-    if isinstance(found, SharedMemoryGroup):
-        found.all_gather_single(whole, parts)
+    known_group = group_named(group) if isinstance(group, str) else None
+    if isinstance(known_group, SharedMemoryGroup):
+        known_group.all_gather_single(whole, parts)
     else:
         gather_into(whole, parts, ranks, group)
     return gathered

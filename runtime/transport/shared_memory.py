@@ -3,7 +3,7 @@
 Model: a process group of torch. A collective goes piece by piece: each rank lays its piece into a slot of its segment
 (shared_segment.py), waits until the others have done so, and reads theirs, while the next piece is laid into the other
 slot. A sum is taken by every rank in the order of the ranks. A message is copied into the sender's room, from which the
-receiver takes it; one that is sent never waits for its receiver.
+receiver takes it.
 
 Contract: a sum is the same on every rank and in every run, and with two ranks it is gloo's to the bit. A collective is
 complete when its call returns; only a receive is completed by its `wait`. A group that spans hosts, or whose ranks
@@ -26,8 +26,17 @@ from torch import Tensor
 from torch.distributed import ReduceOp, Store, Work
 from torch.futures import Future
 
-from dslc.runtime.transport.shared_messages import Inbox, Outbox, Room
-from dslc.runtime.transport.shared_segment import SLOT, SLOTS, Segment, Word, open_segments, wait_for, wake, word_value
+from dslc.runtime.transport.shared_messages import Inbox, MessageStore, Outbox
+from dslc.runtime.transport.shared_segment import (
+    SLOT_BYTES,
+    SLOTS,
+    Segment,
+    Word,
+    open_segments,
+    wait_for,
+    wake,
+    word_value,
+)
 
 NAME = "shared_memory"
 
@@ -88,22 +97,22 @@ class _FinishedWork(Work):
         return future
 
 
-class _PendingReceive(Work):
-    """A message that is taken when it is waited for."""
+class _PendingMessage(Work):
+    """A message that is sent or received when it is waited for."""
 
-    def __init__(self, take: Callable[[], None], tensors: list[Tensor]) -> None:
+    def __init__(self, finish: Callable[[], None], tensors: list[Tensor]) -> None:
         super().__init__()
-        self._take: Callable[[], None] | None = take
+        self._finish: Callable[[], None] | None = finish
         self._tensors = tensors
 
     def wait(self, timeout: object = None) -> bool:
-        if self._take is not None:
-            self._take()
-            self._take = None
+        if self._finish is not None:
+            self._finish()
+            self._finish = None
         return True
 
     def is_completed(self) -> bool:
-        return self._take is None
+        return self._finish is None
 
     def result(self) -> list[Tensor]:
         return self._tensors
@@ -124,8 +133,8 @@ class SharedMemoryGroup(dist.ProcessGroup):
         self._rank, self._ranks, self._timeout = rank, len(segments), timeout
         self._name = self._description = ""
         self._pieces = 0  # laid into slots so far, by each rank
-        room = Room(self._own)
-        self._outbox = [Outbox(self._own, to, n, room, self._wait) for n, to in enumerate(segments)]
+        store = MessageStore(self._own)
+        self._outbox = [Outbox(self._own, receiver, store) for receiver in range(self._ranks)]
         self._inbox = [Inbox(segment, rank, self._wait) for segment in segments]
         self._lock = threading.RLock()  # the passes run in threads of their own
 
@@ -179,7 +188,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
     def _reduce(self, values: Tensor, operation: ReduceOp.RedOpType, root: int | None = None) -> None:
         """Sums every piece on each rank, or on `root` alone."""
-        step = SLOT // values.element_size()
+        step = SLOT_BYTES // values.element_size()
 
         def lay(at: int, slot: Tensor) -> None:
             _fill(slot, values[at * step : (at + 1) * step])
@@ -192,7 +201,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
     def _reduce_in_shares(self, values: Tensor, operation: ReduceOp.RedOpType) -> None:
         """Sums a share of every piece on each rank, and gathers the shares."""
-        step = SLOT // values.element_size()
+        step = SLOT_BYTES // values.element_size()
 
         def share(piece: Tensor, rank: int) -> Tensor:
             width = -(-piece.numel() // self._ranks)
@@ -223,7 +232,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
         with self._collective("broadcast", tensors):
             for tensor in tensors:
                 values = _flat(tensor)
-                step = SLOT // values.element_size()
+                step = SLOT_BYTES // values.element_size()
 
                 def lay(at: int, slot: Tensor, values: Tensor = values, step: int = step) -> None:
                     if self._rank == root:
@@ -277,7 +286,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
     def _gather(self, parts: list[Tensor] | None, own: Tensor) -> None:
         """Gathers `own` of all ranks into `parts`, None on a rank that receives nothing."""
-        step = SLOT // own.element_size()
+        step = SLOT_BYTES // own.element_size()
 
         def lay(at: int, slot: Tensor) -> None:
             _fill(slot, own[at * step : (at + 1) * step])
@@ -341,6 +350,8 @@ class SharedMemoryGroup(dist.ProcessGroup):
                 if sender != self._rank:
                     inbox = self._inbox[sender]
                     inbox.take(part, _INSIDE, inbox.expect(_INSIDE))
+            for receiver in range(self._ranks):
+                self._send_rest(receiver)
         return _FinishedWork(outputs)
 
     # ------------------------------------------------------------------------------------------------ messages
@@ -349,7 +360,8 @@ class SharedMemoryGroup(dist.ProcessGroup):
         with self._collective("send", tensors):
             for tensor in tensors:
                 self._outbox[receiver].send(tensor, tag)
-        return _FinishedWork(tensors)
+            is_pending = self._outbox[receiver].advance()
+        return _PendingMessage(lambda: self._send_rest(receiver), tensors) if is_pending else _FinishedWork(tensors)
 
     def recv(self, tensors: list[Tensor], sender: int, tag: int) -> Work:
         def take() -> None:
@@ -359,7 +371,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
         with self._collective("receive", tensors):
             inbox = self._inbox[sender]
             place = inbox.expect(tag)
-        return _PendingReceive(take, tensors)
+        return _PendingMessage(take, tensors)
 
     # ------------------------------------------------------------------------------------------------ pieces
 
@@ -377,7 +389,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
     ) -> None:
         """Exchanges a part of `length` for each rank, of which `receive` sees its own; `parts` None sends nothing."""
         size = output.element_size()
-        step = max(1, SLOT // size // self._ranks)
+        step = max(1, SLOT_BYTES // size // self._ranks)
 
         def lay(at: int, slot: Tensor) -> None:
             width = min(step, length - at * step) * size
@@ -395,24 +407,36 @@ class SharedMemoryGroup(dist.ProcessGroup):
         self._pieces += 1
         if piece >= SLOTS:
             for segment in self._segments:
-                self._wait(segment.read, piece - SLOTS + 1, segment)
+                self._wait(segment.pieces_read, piece - SLOTS + 1, segment)
         fill(self._own.slots[piece % SLOTS])
-        self._own.posted.value = word_value(piece + 1)
-        wake(self._own.posted)
+        self._own.pieces_laid.value = word_value(piece + 1)
+        wake(self._own.pieces_laid)
 
     def _slots_of(self, piece: int) -> list[Tensor]:
         """Waits until every rank has laid a piece; returns the slots that hold it."""
         for segment in self._segments:
-            self._wait(segment.posted, piece + 1, segment)
+            self._wait(segment.pieces_laid, piece + 1, segment)
         return [segment.slots[piece % SLOTS] for segment in self._segments]
 
     def _receive(self, piece: int, receive: Callable[[Slots], None]) -> None:
         receive(self._slots_of(piece))
-        self._own.read.value = word_value(piece + 1)
-        wake(self._own.read)
+        self._own.pieces_read.value = word_value(piece + 1)
+        wake(self._own.pieces_read)
 
     def _wait(self, word: Word, value: int, owner: Segment) -> None:
-        wait_for(word, value, owner, self._timeout)
+        wait_for(word, value, owner, self._timeout, self._advance)
+
+    def _send_rest(self, receiver: int) -> None:
+        """Waits until all messages to a rank have a descriptor."""
+        with self._lock:
+            outbox = self._outbox[receiver]
+            while outbox.advance():
+                self._wait(outbox.next_descriptor.is_taken, 1, self._segments[receiver])
+
+    def _advance(self) -> bool:
+        """Sends what was kept back, and makes place for what peers keep back; returns True if there was any."""
+        steps = [*(outbox.advance() for outbox in self._outbox), *(inbox.relieve() for inbox in self._inbox)]
+        return any(steps)
 
     def _collective(self, kind: str, tensors: list[Tensor]) -> AbstractContextManager[object]:
         stack = ExitStack()

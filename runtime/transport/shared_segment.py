@@ -10,7 +10,8 @@ Contract: nothing of a segment is left after the processes that map it, however 
 hosts. A rank that waits for one that has ended raises, and so it does after its timeout.
 
 Limits: Linux on x86-64, where a rank sees the writes of another in their order, without barriers. Errors have the words
-of gloo's, by which a failure is known for a lost connection or a timeout (process/failure.py).
+of gloo's, by which a failure is known for a lost connection or a timeout (process/failure.py). The account of a plan
+leaves segments out: 2.1 MiB for each rank and group, and its messages.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ from torch import Tensor
 from torch.distributed import Store
 
 SLOTS = 2  # a rank fills one while its peers read the other
-SLOT = 1 << 20  # bytes: two ranks' pieces stay in a core's cache
+SLOT_BYTES = 1 << 20  # bytes: two ranks' pieces stay in a core's cache
 DESCRIPTORS = 256  # messages from one rank to another that may wait to be received
-ROOM = 1 << 32  # bytes reserved for messages, and not used before they are needed
+MESSAGE_BYTES = 1 << 32  # bytes reserved for messages, and not used before they are needed
 
 _PAGE = 4096
 _FUTEX, _WAIT, _WAKE = 202, 0, 1
-_LOOKS = 100  # looks at a word before the kernel is asked to wait
+_SPINS = 100  # looks at a word before the kernel is asked to wait
 _TICK = 100_000_000  # ns: how often a waiting rank looks whether its peer is alive
+_SHORT_TICK = 1_000_000  # ns: how often it looks whether it can send what is left
 _EVERYONE = 1 << 30
 
 
@@ -52,10 +54,10 @@ class Word(ctypes.Structure):
 
 
 class Descriptor(ctypes.Structure):
-    """A message: where it is in its sender's room. `taken` is 1 when it has been received, and its room is free."""
+    """A message: where it is in its sender's room. `is_taken` is 1 when it has been received, and its room is free."""
 
     _fields_ = (
-        ("taken", Word),
+        ("is_taken", Word),
         ("tag", ctypes.c_int64),
         ("offset", ctypes.c_int64),
         ("bytes", ctypes.c_int64),
@@ -69,20 +71,26 @@ class Segment:
     def __init__(self, file: int, process: int, ranks: int) -> None:
         front = _front(ranks)
         self._memory = mmap.mmap(file, _length(ranks))
-        self.posted = Word.from_buffer(self._memory, 0)  # the pieces that this rank has laid into its slots
-        self.read = Word.from_buffer(self._memory, ctypes.sizeof(Word))  # the pieces of all that this rank has read
-        self.sent = (Word * ranks).from_buffer(self._memory, 2 * ctypes.sizeof(Word))  # messages, by receiver
+        self.pieces_laid = Word.from_buffer(self._memory, 0)  # pieces in this rank's slots, so far
+        self.pieces_read = Word.from_buffer(self._memory, ctypes.sizeof(Word))  # by this rank
+        self.messages_sent = (Word * ranks).from_buffer(self._memory, 2 * ctypes.sizeof(Word))  # messages, by receiver
         self.descriptors = [
             (Descriptor * DESCRIPTORS).from_buffer(self._memory, _words(ranks) + n * DESCRIPTORS * _DESCRIPTOR)
             for n in range(ranks)
         ]
         content = torch.frombuffer(self._memory, dtype=torch.uint8)
-        self.slots = [content[front + n * SLOT : front + (n + 1) * SLOT] for n in range(SLOTS)]
-        self.room = content[front + SLOTS * SLOT :]
-        self._life = os.pidfd_open(process)  # readable when the process has ended
+        self.slots = [content[front + n * SLOT_BYTES : front + (n + 1) * SLOT_BYTES] for n in range(SLOTS)]
+        self.messages = content[front + SLOTS * SLOT_BYTES :]
+        self._process = os.pidfd_open(process)  # readable when the process has ended
+        self._end = select.poll()
+        self._end.register(self._process, select.POLLIN)
 
     def has_ended(self) -> bool:
-        return bool(select.select([self._life], [], [], 0)[0])
+        return bool(self._end.poll(0))
+
+    def release(self) -> None:
+        """Closes what the segment holds beside its memory, which goes with its last tensor."""
+        os.close(self._process)
 
 
 _DESCRIPTOR = ctypes.sizeof(Descriptor)
@@ -97,12 +105,7 @@ def _front(ranks: int) -> int:
 
 
 def _length(ranks: int) -> int:
-    return _front(ranks) + SLOTS * SLOT + ROOM
-
-
-def resident_bytes(ranks: int) -> int:
-    """Returns the bytes of memory of a rank's segment in a group of `ranks`, without messages."""
-    return _front(ranks) + SLOTS * SLOT
+    return _front(ranks) + SLOTS * SLOT_BYTES + MESSAGE_BYTES
 
 
 # ------------------------------------------------------------------------------------------------------------ opening
@@ -112,21 +115,18 @@ def open_segments(store: Store, rank: int, ranks: int) -> list[Segment] | None:
     """Returns the segments of all ranks of a group, or None if one of the ranks cannot map them all."""
     file, place = _create(ranks)
     store.set(f"segment {rank}", place)
-    segments: list[Segment] | None = []
-    for peer in range(ranks):
-        there = store.get(f"segment {peer}").decode()
-        segment = _open(there, place, file if peer == rank else None, ranks)
-        if segment is None:
-            segments = None
-            break
-        if segments is not None:
-            segments.append(segment)
-    store.set(f"mapped {rank}", "" if segments is None else "all")
-    if any(not store.get(f"mapped {peer}") for peer in range(ranks)):
-        segments = None
-    if file is not None and segments is None:
-        os.close(file)
-    return segments
+    places = [store.get(f"segment {peer}").decode() for peer in range(ranks)]
+    opened = [_open(peers, place, file if peer == rank else None, ranks) for peer, peers in enumerate(places)]
+    segments = [segment for segment in opened if segment is not None]
+    store.set(f"mapped {rank}", "all" if len(segments) == ranks else "")
+    answers = [bool(store.get(f"mapped {peer}")) for peer in range(ranks)]
+    if file is not None:
+        os.close(file)  # whoever could has mapped it
+    if all(answers):
+        return segments
+    for segment in segments:
+        segment.release()
+    return None
 
 
 def _create(ranks: int) -> tuple[int | None, str]:
@@ -137,10 +137,10 @@ def _create(ranks: int) -> tuple[int | None, str]:
         file = os.memfd_create("dslc-segment")
         os.ftruncate(file, _length(ranks))
         mmap.mmap(file, _length(ranks)).close()  # a limit of the address space shows here
+        identity = os.fstat(file)
+        return file, f"{socket.gethostname()}/{_boot()} {os.getpid()} {file} {identity.st_dev} {identity.st_ino}"
     except OSError:
         return None, ""
-    identity = os.fstat(file)
-    return file, f"{socket.gethostname()}/{_boot()} {os.getpid()} {file} {identity.st_dev} {identity.st_ino}"
 
 
 def _boot() -> str:
@@ -148,19 +148,22 @@ def _boot() -> str:
         return text.read().strip()
 
 
-def _open(there: str, here: str, file: int | None, ranks: int) -> Segment | None:
+def _open(place: str, own_place: str, file: int | None, ranks: int) -> Segment | None:
     """Maps the segment at a place, `file` if it is this rank's own; None if it is on another host or not to be seen."""
-    if not there or not here:
+    if not place or not own_place:
         return None
-    host, process, number, device, inode = there.split()
-    if not here.startswith(f"{host} "):
+    host, process, number, device, inode = place.split()
+    if not own_place.startswith(f"{host} "):
         return None
     try:
-        opened = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR) if file is None else file
-        identity = os.fstat(opened)
-        if (identity.st_dev, identity.st_ino) != (int(device), int(inode)):
-            return None  # another container's process of this number
-        return Segment(opened, int(process), ranks)
+        opened = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR) if file is None else os.dup(file)
+        try:
+            identity = os.fstat(opened)
+            if (identity.st_dev, identity.st_ino) != (int(device), int(inode)):
+                return None  # another container's process of this number
+            return Segment(opened, int(process), ranks)
+        finally:
+            os.close(opened)
     except OSError:
         return None
 
@@ -176,25 +179,25 @@ def wake(word: Word) -> None:
     _system_call(_FUTEX, ctypes.byref(word), _WAKE, _EVERYONE, None, None, 0)
 
 
-def wait_for(word: Word, value: int, owner: Segment, timeout: float) -> None:
-    """Waits until a word of `owner` has reached a value.
+def wait_for(word: Word, value: int, owner: Segment, timeout: float, meanwhile: Callable[[], bool]) -> None:
+    """Waits until a word of `owner` has reached a value, and calls `meanwhile`; often, as long as this returns True.
 
     Raises RuntimeError where its process has ended, and after `timeout` seconds.
     """
-    for _ in range(_LOOKS):
-        if _reached(word.value, value):
+    for _ in range(_SPINS):
+        if has_reached(word.value, value):
             return
-    tick = _Time(0, _TICK)
     began = time.monotonic()
-    while not _reached(seen := word.value, value):
+    while not has_reached(seen := word.value, value):
+        tick = _Time(0, _SHORT_TICK if meanwhile() else _TICK)
         _system_call(_FUTEX, ctypes.byref(word), _WAIT, seen, ctypes.byref(tick), None, 0)
-        if owner.has_ended() and not _reached(word.value, value):
+        if owner.has_ended() and not has_reached(word.value, value):
             raise RuntimeError("Connection closed by peer: the process at the other end of shared memory has ended")
         if time.monotonic() - began > timeout:
             raise RuntimeError(f"Timed out waiting {timeout * 1000:.0f}ms for a rank over shared memory")
 
 
-def _reached(seen: int, value: int) -> bool:
+def has_reached(seen: int, value: int) -> bool:
     """Compares two numbers of 32 bits that count without an end."""
     return (seen - value) & 0x80000000 == 0
 
@@ -204,6 +207,6 @@ def word_value(number: int) -> int:
     return ctypes.c_int32(number & 0xFFFFFFFF).value
 
 
-def room_of(tensor: Tensor) -> int:
-    """Returns the bytes that a message takes in the room: whole pages."""
-    return max(1, -(-tensor.numel() * tensor.element_size() // _PAGE)) * _PAGE
+def stored_bytes(tensor: Tensor) -> int:
+    """Returns the bytes that a message takes: a power of two, so that messages of other sizes use its place again."""
+    return max(_PAGE, 1 << (tensor.numel() * tensor.element_size() - 1).bit_length())
