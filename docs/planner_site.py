@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import platform
 import re
 import subprocess
 import tempfile
@@ -18,7 +17,6 @@ from importlib.metadata import files as installed_files
 from pathlib import Path
 
 from dslc.compiler.facts.sources import stdlib_bytes
-from dslc.terminal.version import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
 PYODIDE = "314.0.7"  # its Python is 3.14
@@ -54,8 +52,7 @@ def planner_files(cache: Path) -> Iterator[tuple[str, bytes]]:
         yield f"pyodide/{name}", (pyodide / name).read_bytes()
     yield "python.zip", _compiled(_python_archive(), pyodide)
     yield "graphviz.wasm", _graphviz().read_bytes()
-    facts = {"dslc": __version__, "python": platform.python_version(), "stdlib_bytes": stdlib_bytes()}
-    yield "facts.json", json.dumps(facts).encode()
+    yield "facts.json", json.dumps({"stdlib_bytes": stdlib_bytes()}).encode()
     jobs = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "examples").glob("*.plt"))}
     yield "examples.json", json.dumps(jobs).encode()
 

@@ -1,7 +1,7 @@
 """What the planner in a browser tab answers: functions from the text of a job to JSON, SVG or HTML.
 
-`check` and `plan` return what `dslc check --format json` and `dslc plan --json` print, `render` what `dslc render`
-draws, and `choose` what `dslc choose --json` prints, without its seconds. `edit` has what an editor shows of the text.
+`edit` has what an editor shows of the text, `summary` and `plan` return what `dslc plan` and `dslc plan --json` print,
+`page` what `dslc render -o page.html` writes, and `choose_table` what `dslc choose` prints.
 Nothing here loads torch, starts a process or opens a connection. A job that only torch can plan is checked as far as
 `dslc check` goes without `--trace`.
 """
@@ -17,10 +17,9 @@ from typing import Any
 from dslc.compiler.compile import Compiled, compile_plan
 from dslc.compiler.facts.sources import use_stdlib_bytes
 from dslc.compiler.rules.analysis import Analysis
-from dslc.compiler.rules.choice.choice_text import HEAD, choice_json, count_line, plan_row
+from dslc.compiler.rules.choice.choice_text import HEAD, count_line, plan_row
 from dslc.compiler.rules.choice.plan_choice import PlanChoice, PricedPlan
 from dslc.compiler.rules.choice.search import Progress
-from dslc.compiler.show.draw import draw
 from dslc.compiler.show.explain import explain
 from dslc.compiler.show.page.plan_page import plan_page
 from dslc.compiler.show.picture import svg, use_renderer
@@ -60,13 +59,8 @@ class PlannedJob:
     compiled: Compiled
 
 
-def check(text: str, name: str = NAME) -> str:
-    """Returns the diagnostics as JSON, as `dslc check --format json` prints them."""
-    return json.dumps(to_json(check_one(name, [], text=text)[0]))
-
-
 def plan(text: str, name: str = NAME) -> str:
-    """Returns the plan file, as `dslc plan --json` prints it; "" for a job with mistakes, which `check` names."""
+    """Returns the plan file, as `dslc plan --json` prints it; "" for a job with mistakes, which `edit` names."""
     planned = _plan(text, name)
     return file_of(planned.compiled, planned.loaded).text() if planned else ""
 
@@ -75,12 +69,6 @@ def summary(text: str, name: str = NAME) -> str:
     """Returns the plan as `dslc plan` prints it; "" for a job with mistakes."""
     planned = _plan(text, name)
     return explain(planned.compiled.plan) if planned else ""
-
-
-def render(text: str, view: str = "placement", name: str = NAME) -> str:
-    """Returns a view of the plan as SVG; "" for a job with mistakes."""
-    planned = _plan(text, name)
-    return svg(draw(planned.compiled.plan, view)) if planned else ""
 
 
 def page(text: str, view: str = "placement", name: str = NAME) -> str:
@@ -95,27 +83,18 @@ def edit(text: str, name: str = NAME) -> str:
     """
     snapshot = Snapshot(text, name)
     reply = analyse_text(AnalysisRequest(path=name, text=text, repaired=snapshot.repaired()))
-    shown = []
+    diagnostics = []
     for diagnostic, plain in zip(reply.diagnostics, to_json(reply.diagnostics), strict=True):
         place = snapshot.place_of(diagnostic.span) if diagnostic.span is not None else None
-        shown.append(plain | {"start": place.start if place else None, "end": place.end if place else None})
+        diagnostics.append(plain | {"start": place.start if place else None, "end": place.end if place else None})
     return json.dumps(
         {
-            "diagnostics": shown,
+            "diagnostics": diagnostics,
             "tokens": [[token.start, token.end, token.type] for token in tokens(snapshot)],
-            "hints": [[hint.offset, hint.label, hint.tooltip] for hint in hints(snapshot, reply.figures)],
+            "hints": [[hint.offset, hint.label] for hint in hints(snapshot, reply.figures)],
             "status": _status(text, name),
         }
     )
-
-
-def choose(text: str, name: str = NAME, progress: Progress | None = None) -> str:
-    """Returns the searched plans, as `dslc choose --json` prints them without `seconds`, with the `diagnostics` of the
-    search; without plans for a job that cannot be searched. `progress` receives what is done, and the whole.
-    """
-    job, report, choice = _choose(text, name, progress)
-    found: dict[str, Any] = {"diagnostics": to_json(presented(report))}
-    return json.dumps(found | (choice_json(choice) if job and choice else {}))
 
 
 def choose_table(text: str, name: str = NAME, progress: Progress | None = None) -> str:
@@ -123,19 +102,19 @@ def choose_table(text: str, name: str = NAME, progress: Progress | None = None) 
     has each plan written, and a `picture` of all plans.
     """
     job, report, choice = _choose(text, name, progress)
-    found: dict[str, Any] = {"diagnostics": to_json(presented(report)), "rows": [], "picture": "", "count": ""}
+    table: dict[str, Any] = {"diagnostics": to_json(presented(report)), "rows": [], "picture": "", "count": ""}
     if job is None or choice is None:
-        return json.dumps(found)
+        return json.dumps(table)
     plans = choice.front or sorted((each for each in choice.plans if each.is_admissible), key=lambda each: each.peak)
     if choice.plan is not None and choice.plan not in plans[:_ROWS]:
         plans = [choice.plan, *plans]
-    found |= {"count": count_line(choice), "head": HEAD}
+    table |= {"count": count_line(choice), "head": HEAD}
     for each in plans[:_ROWS]:
         mark = "→" if each is choice.plan else ""
-        found["rows"].append({"cells": plan_row(each, mark), "text": _with_plan(text, choice, each)})
+        table["rows"].append({"cells": plan_row(each, mark), "text": _with_plan(text, choice, each)})
     if any(each.step_time for each in choice.plans):
-        found["picture"] = svg(draw_choice(name, choice))
-    return json.dumps(found)
+        table["picture"] = svg(draw_choice(name, choice))
+    return json.dumps(table)
 
 
 # ------------------------------------------------------------------------------------------------------------ parts

@@ -4,7 +4,7 @@
 
 /** @typedef {{code: string, severity: string, message: string, help: string | null, line: number | null, column: number | null,
  *   start: number | null, end: number | null}} Mistake */
-/** @typedef {{diagnostics: Mistake[], tokens: [number, number, string][], hints: [number, string, string][], status: string}} Edit */
+/** @typedef {{diagnostics: Mistake[], tokens: [number, number, string][], hints: [number, string][], status: string}} Edit */
 /** @typedef {{diagnostics: Mistake[], count: string, head: string[], picture: string,
  *   rows: {cells: string[], text: string}[]}} Choice */
 
@@ -12,9 +12,9 @@ const PAUSE = 250; // milliseconds from a keystroke to the analysis
 
 /** @template {HTMLElement} T @param {string} name @param {new () => T} kind @returns {T} */
 function element(name, kind) {
-  const found = document.getElementById(name);
-  if (!(found instanceof kind)) throw new Error(`no ${name}`);
-  return found;
+  const node = document.getElementById(name);
+  if (!(node instanceof kind)) throw new Error(`no ${name}`);
+  return node;
 }
 
 const text = element("text", HTMLTextAreaElement);
@@ -48,10 +48,10 @@ worker.addEventListener("message", ({ data }) => {
     progress.max = data.total;
     progress.value = data.done;
   } else {
-    const asked = waiting.get(data.id);
+    const request = waiting.get(data.id);
     waiting.delete(data.id);
-    if (data.error === undefined) asked?.resolve(data.answer);
-    else asked?.reject(new Error(data.error));
+    if (data.error === undefined) request?.resolve(data.answer);
+    else request?.reject(new Error(data.error));
   }
 });
 worker.addEventListener("error", () => say(location.protocol === "file:"
@@ -95,7 +95,7 @@ function inCodeUnits(words, edit) {
   const place = (/** @type {number} */ at) => places[at] ?? words.length;
   return { ...edit,
     tokens: edit.tokens.map(([start, end, kind]) => [place(start), place(end), kind]),
-    hints: edit.hints.map(([at, label, tip]) => [place(at), label, tip]),
+    hints: edit.hints.map(([at, label]) => [place(at), label]),
     diagnostics: edit.diagnostics.map((each) => ({ ...each, start: each.start === null ? null : place(each.start),
       end: each.end === null ? null : place(each.end) })) };
 }

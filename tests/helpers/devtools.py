@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shlex
-import shutil
 import subprocess
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-CHROMIUM = shutil.which("chromium")
+from helpers.browser import CHROMIUM
 
 
 class Browser:
-    """One page. `evaluate` runs an expression in it, `screenshot` draws it."""
+    """One page. `evaluate` runs an expression in it."""
 
     def __init__(self, profile: Path) -> None:
         assert CHROMIUM is not None
@@ -25,9 +23,9 @@ class Browser:
         options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
         command = shlex.join([CHROMIUM, *options, "--remote-debugging-pipe"])
         # The protocol is spoken on the descriptors 3 and 4.
-        moved = f"exec 13<&{commands} 14>&{messages}; exec 3<&13 4>&14 13<&- 14>&-; exec {command}"
+        script = f"exec 13<&{commands} 14>&{messages}; exec 3<&13 4>&14 13<&- 14>&-; exec {command}"
         self._process = subprocess.Popen(
-            ["bash", "-c", moved], pass_fds=(commands, messages), stderr=subprocess.DEVNULL, start_new_session=True
+            ["bash", "-c", script], pass_fds=(commands, messages), stderr=subprocess.DEVNULL, start_new_session=True
         )
         os.close(commands)
         os.close(messages)
@@ -91,10 +89,6 @@ class Browser:
     def wait_for(self, condition: str) -> None:
         """Returns when an expression is true; the timeout of the test ends a wait in vain."""
         self.evaluate(
-            "new Promise((resolve) => { const look = () => { try { if (" + condition + ") return resolve(true); } "
-            "catch {} setTimeout(look, 20); }; look(); })"
+            "new Promise((resolve) => { const poll = () => { try { if (" + condition + ") return resolve(true); } "
+            "catch {} setTimeout(poll, 20); }; poll(); })"
         )
-
-    def screenshot(self) -> bytes:
-        """Returns what is seen, as PNG."""
-        return base64.b64decode(self._send("Page.captureScreenshot", self._session, format="png")["data"])
