@@ -46,10 +46,10 @@ def _plan(arguments: argparse.Namespace) -> PlanView:
 
 def _pair_page(arguments: argparse.Namespace) -> str:
     from dslc.compiler.graph.plan_view import plan_view
-    from dslc.jobs.compared_plans import comparison_of, open_side
+    from dslc.jobs.compared_plans import comparison_of, open_plan_side
 
-    first = open_side(arguments.job, [], arguments.trace)
-    second = open_side(arguments.second, arguments.settings, arguments.trace)
+    first = open_plan_side(arguments.job, [], arguments.trace)
+    second = open_plan_side(arguments.second, arguments.settings, arguments.trace)
     sides = [
         _side(path, opened.name, plan_view(opened.graph))
         for path, opened in ((arguments.job, first), (arguments.second, second))

@@ -21,15 +21,17 @@ from dslc.jobs.revision import is_revision, load_revision
 from dslc.runtime.checkpoint.files import Shapes, fit_of, incompatibilities
 from dslc.terminal.exit_codes import CommandFailedError
 
-TITLES: Mapping[Section, str] = {"memory": "memory of a rank", "traffic": "traffic of a rank, each step"}
+_TITLES: Mapping[Section, str] = {"memory": "memory of a rank", "traffic": "traffic of a rank, each step"}
 
 
 class PlanSide(NamedTuple):
+    """One of two compared plans, by what the user named."""
+
     name: str
     graph: PlanGraph
 
 
-def open_side(name: str, settings: Sequence[str], trace: bool) -> PlanSide:
+def open_plan_side(name: str, settings: Sequence[str], trace: bool) -> PlanSide:
     """Returns the plan of a job, a plan file, a run directory or a job at a revision. Raises CommandFailedError with
     the mistakes shown.
     """
@@ -50,12 +52,13 @@ def open_side(name: str, settings: Sequence[str], trace: bool) -> PlanSide:
 
 
 def comparison_of(first_side: PlanSide, second_side: PlanSide) -> Comparison:
-    """Returns what `dslc diff` prints of two plans."""
+    """Returns what `dslc diff` prints of two plans; `checkpoints` is "" for equal ones."""
     changes = compare_plans(first_side.graph, second_side.graph)
-    tables = [(TITLES.get(section, section), rows(changes, section)) for section in SECTIONS]
+    tables = [(_TITLES.get(section, section), rows(changes, section)) for section in SECTIONS]
+    reasons = checkpoint_incompatibilities(first_side.graph, second_side.graph, changes) if changes else None
     return Comparison(
         summary=summary(changes),
-        checkpoints=checkpoint_text(misfits(first_side.graph, second_side.graph, changes)) if changes else "",
+        checkpoints=_checkpoint_text(reasons) if changes else "",
         sections=tuple(ComparedSection(title=title, rows=tuple(table)) for title, table in tables if table),
     )
 
@@ -63,7 +66,9 @@ def comparison_of(first_side: PlanSide, second_side: PlanSide) -> Comparison:
 # ------------------------------------------------------------------------------------------------------- checkpoints
 
 
-def misfits(first_graph: PlanGraph, second_graph: PlanGraph, changes: Sequence[PlanDifference]) -> list[str] | None:
+def checkpoint_incompatibilities(
+    first_graph: PlanGraph, second_graph: PlanGraph, changes: Sequence[PlanDifference]
+) -> list[str] | None:
     """Returns why the second job cannot resume from checkpoints of the first; None if that is unknown."""
     if first_graph.find(Training) is None or second_graph.find(Training) is None:
         return None
@@ -79,7 +84,7 @@ def _shapes(job: JobProgram) -> Shapes | None:
     return {init.parameter: init.shape for init in job.model.inits} or None
 
 
-def checkpoint_text(reasons: Sequence[str] | None) -> str:
+def _checkpoint_text(reasons: Sequence[str] | None) -> str:
     if reasons is None:
         return "unknown, as the shapes of all parameters or the samples are"
     if reasons:
