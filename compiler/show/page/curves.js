@@ -23,8 +23,8 @@ function chartsOf(sides) {
       const title = isPhase ? `phases of a step, in ms${letter}` : metric;
       const chart = charts.get(title) ?? { title, lines: [], stacked: isPhase };
       charts.set(title, chart);
-      const same = chart.lines.find((line) => line.name.startsWith(`${split} `));
-      const colour = same?.colour ?? new Set(chart.lines.map((line) => line.colour)).size;
+      const ofSplit = chart.lines.find((line) => line.name.startsWith(`${split} `));
+      const colour = ofSplit?.colour ?? new Set(chart.lines.map((line) => line.colour)).size;
       if (!isPhase) chart.lines.push({ name: `${split}${letter}`, points, side, colour });
       else chart.lines.push({ name: metric.slice(PHASE.length), points: points.map(([step, value]) => [step, 1000 * (value ?? 0)]), side: 0, colour });
     }
@@ -151,12 +151,12 @@ function addCurves(place, sides) {
   const steps = [...new Set(charts.flatMap((chart) => chart.lines.flatMap((line) => line.points.map(([step]) => step))))].sort((a, b) => a - b);
   if (steps.length < 2) return;
   const [first, last] = [steps[0], steps[steps.length - 1]];
-  const label = document.createElement("label"), slider = document.createElement("input"), said = document.createElement("output");
+  const label = document.createElement("label"), slider = document.createElement("input"), readout = document.createElement("output");
   const show = (/** @type {number} */ wanted) => {
     const step = Math.min(last, Math.max(first, wanted));
     slider.value = String(step);
-    said.value = `step ${step}`;
-    slider.setAttribute("aria-valuetext", [said.value, ...drawn.map((each) => each.update(step))].join("; "));
+    readout.value = `step ${step}`;
+    slider.setAttribute("aria-valuetext", [readout.value, ...drawn.map((each) => each.update(step))].join("; "));
   };
   const drawn = charts.map((chart) => drawChart(chart, [first, last], show));
   label.className = "slider";
@@ -169,7 +169,7 @@ function addCurves(place, sides) {
     event.preventDefault();
     show((ahead > 0 ? steps.find((step) => step > now) : steps.findLast((step) => step < now)) ?? now);
   });
-  label.append(slider, said);
+  label.append(slider, readout);
   const grid = document.createElement("div");
   grid.className = "charts";
   grid.append(...drawn.map((each) => each.figure));

@@ -21,20 +21,20 @@ function makeMovable(canvas) {
   const svg = /** @type {SVGSVGElement} */ (canvas.querySelector("svg"));
   const all = /** @type {ViewBox} */ ((svg.getAttribute("viewBox") ?? "").split(/[ ,]+/).map(Number));
   let box = all;
-  const look = (/** @type {ViewBox} */ next) => {
+  const setViewBox = (/** @type {ViewBox} */ next) => {
     box = next;
     svg.setAttribute("viewBox", box.join(" "));
   };
-  const zoom = (/** @type {number} */ factor) => look(zoomed(box, factor, box[0] + box[2] / 2, box[1] + box[3] / 2));
+  const zoom = (/** @type {number} */ factor) => setViewBox(zoomed(box, factor, box[0] + box[2] / 2, box[1] + box[3] / 2));
   const move = (/** @type {number} */ x, /** @type {number} */ y) => {
     const scale = Math.max(box[2] / svg.clientWidth, box[3] / svg.clientHeight);
-    look([box[0] - x * scale, box[1] - y * scale, box[2], box[3]]);
+    setViewBox([box[0] - x * scale, box[1] - y * scale, box[2], box[3]]);
   };
   canvas.addEventListener("wheel", (event) => {
     if (!event.ctrlKey) return;
     event.preventDefault();
     const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM()?.inverse());
-    look(zoomed(box, event.deltaY > 0 ? ZOOM : 1 / ZOOM, point.x, point.y));
+    setViewBox(zoomed(box, event.deltaY > 0 ? ZOOM : 1 / ZOOM, point.x, point.y));
   }, { passive: false });
   canvas.addEventListener("pointermove", (event) => {
     if (event.buttons === 1 && event.pointerType !== "touch") move(event.movementX, event.movementY);
@@ -43,14 +43,14 @@ function makeMovable(canvas) {
     const direction = DIRECTIONS[event.key];
     if (event.key === "+") zoom(1 / ZOOM);
     else if (event.key === "-") zoom(ZOOM);
-    else if (event.key === "0") look(all);
+    else if (event.key === "0") setViewBox(all);
     else if (direction && event.target === canvas) move(-STEP * direction[0], -STEP * direction[1]);
     else return;
     event.preventDefault();
   });
   for (const button of canvas.parentElement?.querySelectorAll("button[data-zoom]") ?? []) {
     const kind = /** @type {HTMLElement} */ (button).dataset.zoom;
-    button.addEventListener("click", () => kind === "all" ? look(all) : zoom(kind === "in" ? 1 / ZOOM : ZOOM));
+    button.addEventListener("click", () => kind === "all" ? setViewBox(all) : zoom(kind === "in" ? 1 / ZOOM : ZOOM));
   }
 }
 

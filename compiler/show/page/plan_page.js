@@ -45,12 +45,12 @@ function select(chosen) {
 }
 
 function show() {
-  const given = fromAddress(), any = Object.keys(given).length > 0;
+  const selection = fromAddress(), any = Object.keys(selection).length > 0;
   document.body.classList.toggle("selecting", any);
   const aside = /** @type {HTMLElement} */ (document.getElementById("details"));
   aside.replaceChildren();
   for (const [n, side] of sides.entries()) {
-    const chosen = completed(side.plan, given);
+    const chosen = completed(side.plan, selection);
     for (const { box, subject } of boxes[n]) {
       const isChosen = any && matches(subject, chosen);
       box.classList.toggle("chosen", isChosen);

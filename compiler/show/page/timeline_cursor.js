@@ -81,13 +81,13 @@ function makeCursor(canvas, place, timeline, onMove) {
   const sheet = /** @type {SVGGElement} */ (svg.querySelector("g"));
   sheet.append(line);
 
-  const label = document.createElement("label"), slider = document.createElement("input"), said = document.createElement("output");
+  const label = document.createElement("label"), slider = document.createElement("input"), readout = document.createElement("output");
   label.textContent = "moment ";
   slider.type = "range";
   slider.min = "0";
   slider.max = String(timeline.total);
   slider.step = "any";
-  label.append(slider, said);
+  label.append(slider, readout);
   const { table, update } = momentTable(timeline);
   const note = document.createElement("p");
   note.textContent = MEMORY_NOTE;
@@ -103,8 +103,8 @@ function makeCursor(canvas, place, timeline, onMove) {
     line.classList.toggle("hidden", x === undefined);
     if (x !== undefined) for (const end of ["x1", "x2"]) line.setAttribute(end, String(left + x));
     slider.value = String(now);
-    said.value = momentText(timeline, now);
-    slider.setAttribute("aria-valuetext", [said.value, ...update(now).slice(0, SAID_ROWS)].join("; "));
+    readout.value = momentText(timeline, now);
+    slider.setAttribute("aria-valuetext", [readout.value, ...update(now).slice(0, SAID_ROWS)].join("; "));
   };
   const move = (/** @type {number} */ time) => {
     show(time);
