@@ -53,7 +53,7 @@ from dslc.compiler.ir.actions import Payload
 from dslc.compiler.ir.memory import LayerShare, MemoryNode, Phase
 from dslc.compiler.ir.nodes import ParameterNode
 from dslc.compiler.operations.exchange_rules import kept_bytes, passing_bytes, summed_bytes
-from dslc.compiler.placement.losses import makes_outputs_ahead
+from dslc.compiler.placement.losses import has_forward_ahead
 from dslc.compiler.placement.sharding import (
     fused_on,
     low_copy,
@@ -242,7 +242,7 @@ class _Account:
             self._copies.append(self._copies[-1] + (0 if layer.again else layer.copies))
         self._stop("between two steps", None, state.gradients, 0, 0, phase="rest")
         last_microbatch = self._layout.microbatches - 1
-        if makes_outputs_ahead(self._job, self._layout):
+        if has_forward_ahead(self._job, self._layout):
             self._forward_all_microbatches(self._whole)
         second_last = (
             [last_microbatch - 1] if self._sharding.engine not in ("none", "local") and last_microbatch else []

@@ -12,7 +12,7 @@ from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.operations.coordinate import place_of
 from dslc.compiler.operations.moments import StepOperation, traffic
 from dslc.compiler.operations.step import operations
-from dslc.compiler.placement.losses import makes_outputs_ahead
+from dslc.compiler.placement.losses import has_forward_ahead
 from dslc.compiler.placement.sharding import recomputed
 from dslc.compiler.placement.shares import largest
 from dslc.compiler.placement.staging import Staging
@@ -60,7 +60,7 @@ class RankCost(Record):
         if staging.chunked_head is not None:
             blocks.add(staging.chunked_head.module)
         recomputed_flops = sum(layer.forward_flops for layer in layers if layer.name in blocks)
-        if makes_outputs_ahead(job, staging.layout):
+        if has_forward_ahead(job, staging.layout):
             recomputed_flops += sum(layer.forward_flops for layer in layers)
         flops = sum(layer.forward_flops + layer.backward_flops for layer in layers) + recomputed_flops
         return flops * staging.workload.share // staging.layout.sizes["context"]

@@ -49,7 +49,7 @@ from dslc.compiler.ir.records import StageTime, StepEnd, TimeSource
 from dslc.compiler.model.float8 import float8_flops
 from dslc.compiler.operations.exchange_rules import RULES
 from dslc.compiler.placement.layout import Layout
-from dslc.compiler.placement.losses import makes_outputs_ahead
+from dslc.compiler.placement.losses import has_forward_ahead
 from dslc.compiler.placement.sharding import recomputed
 from dslc.compiler.placement.staging import Staging
 from dslc.dsl.language.calls import Fp8
@@ -245,7 +245,7 @@ def _stage_times(staging: Staging, times: _Times) -> tuple[list[float], list[flo
     if staging.chunked_head is not None:
         blocks.add(staging.chunked_head.module)
     samples = staging.workload.expected_share / layout.microbatches
-    often = 2 if makes_outputs_ahead(job, layout) else 1
+    often = 2 if has_forward_ahead(job, layout) else 1
     forward, backward = [], []
     for stage in staging.stages:
         layers = [model.of_a_rank[n] for n in stage]

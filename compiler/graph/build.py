@@ -27,7 +27,7 @@ from dslc.compiler.operations.pipeline import messages
 from dslc.compiler.operations.weights import numbers, shared_weights, weight_groups
 from dslc.compiler.operations.zero1 import updated_numbers
 from dslc.compiler.placement.axes import AXES
-from dslc.compiler.placement.losses import compares, makes_outputs_ahead
+from dslc.compiler.placement.losses import compares, has_forward_ahead
 from dslc.compiler.placement.lowering import Issue, lowered, row_without_pipeline
 from dslc.compiler.placement.schedules import ScheduleTable
 from dslc.compiler.placement.sharding import Sharding, offloaded, trained
@@ -101,8 +101,8 @@ def _partial_data(analysis: Analysis) -> records.DataNode:
         most_share=workload.share if workload.measured else 0,
         microbatch=workload.microbatch,
         microbatches=analysis.layout.microbatches,
-        ahead=makes_outputs_ahead(job, analysis.layout),
-        counted_ahead=makes_outputs_ahead(job, analysis.layout) and not compares(job.model.loss),
+        ahead=has_forward_ahead(job, analysis.layout),
+        counted_ahead=has_forward_ahead(job, analysis.layout) and not compares(job.model.loss),
         steps_per_epoch=workload.steps_per_epoch,
         steps=workload.steps,
         stream=workload.stream,
@@ -272,7 +272,7 @@ def _actions(analysis: Analysis) -> tuple[Sequence[Sequence[StageAction]], recor
     if schedule is None:
         if analysis.layout.sizes["pipeline"] > 1:  # a network that was not traced
             return (), None
-        ahead = makes_outputs_ahead(analysis.job, analysis.layout)
+        ahead = has_forward_ahead(analysis.job, analysis.layout)
         row = row_without_pipeline(analysis.layout.microbatches, analysis.sharding.reshard, outputs_early=ahead)
         return (tuple(_row(0, row, (), analysis.sharding)),), None
     assert analysis.staging is not None

@@ -15,7 +15,7 @@ from dslc.compiler.operations.moments import (
     StepOperation,
     operation,
 )
-from dslc.compiler.placement.losses import makes_outputs_ahead
+from dslc.compiler.placement.losses import has_forward_ahead
 from dslc.compiler.placement.sharding import leaves_out_steps
 
 
@@ -40,7 +40,7 @@ def counts_of_experts(place: Coordinate) -> Iterator[StepOperation]:
     sizes = place.layout.sizes
     group = RankGroup(axis="data", ranks=sizes["data"] * sizes["context"], stride=place.layout.stride("context"))
     buffers = [buffer for layer in (place.layers if place.model.root is not None else ()) for buffer in layer.buffers]
-    counted = LAST_OUTPUT_AHEAD if makes_outputs_ahead(place.job, place.layout) else LAST_OUTPUT
+    counted = LAST_OUTPUT_AHEAD if has_forward_ahead(place.job, place.layout) else LAST_OUTPUT
     for name, what, moment in (
         ("probability_sum", Payload.BALANCE_COUNTS, counted),
         ("e_score_correction_bias", Payload.EXPERT_COUNTS, BEFORE_UPDATE),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dslc.compiler.ir.actions import Payload
 from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.moments import ALL_PASSES, StepOperation, operation
-from dslc.compiler.placement.losses import makes_outputs_ahead
+from dslc.compiler.placement.losses import has_forward_ahead
 from dslc.compiler.placement.sharding import recomputed
 
 
@@ -33,7 +33,7 @@ def _sizes(place: Coordinate) -> list[int]:
     nothing before it in the model trains, so that there is no backward pass.
     """
     sizes: list[int] = []
-    again, ahead = set(recomputed(place.job, place.model)), makes_outputs_ahead(place.job, place.layout)
+    again, ahead = set(recomputed(place.job, place.model)), has_forward_ahead(place.job, place.layout)
     still = place.model.traced.still if place.model.traced is not None else ()
     for stage, layers in zip(place.mine, place.held, strict=True):
         flows = stage > 0  # input from another stage has a gradient

@@ -13,7 +13,7 @@ from dslc.compiler.operations.buckets import buffer_buckets
 from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.exchange_rules import RULES
 from dslc.compiler.operations.moments import Moment, RankGroup, StepOperation, operation
-from dslc.compiler.placement.losses import makes_outputs_ahead
+from dslc.compiler.placement.losses import has_forward_ahead
 from dslc.compiler.placement.lowering import Issue, row_of, row_without_pipeline
 from dslc.compiler.placement.sharding import Sharding, Unit, searches, with_copies
 
@@ -116,7 +116,7 @@ def _gathers(place: Coordinate, weights: Mapping[str, Weights], shards: RankGrou
     if place.schedule is not None:
         row: Sequence[Issue] = [part for entry in row_of(place.schedule, place.pipeline) for part in entry.parts]
     else:
-        ahead = makes_outputs_ahead(place.job, place.layout)
+        ahead = has_forward_ahead(place.job, place.layout)
         row = list(row_without_pipeline(place.layout.microbatches, place.sharding.reshard, outputs_early=ahead))
     for stage, units in units_by_stage(place):
         stage_weights = {name: entry for name, entry in weights.items() if entry.stage == stage}

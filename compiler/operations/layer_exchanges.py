@@ -13,7 +13,7 @@ from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.model.pieces import gathers_by_layer
 from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.moments import BACKWARD, FORWARD, OUTPUT, StepOperation, operation
-from dslc.compiler.placement.losses import makes_outputs_ahead
+from dslc.compiler.placement.losses import has_forward_ahead
 from dslc.compiler.placement.sharding import low_dtype, recomputed
 from dslc.dsl.language.preferences import PreferenceLoss
 
@@ -24,7 +24,7 @@ def context_axis(place: Coordinate) -> Iterator[StepOperation]:
     """
     layout = place.layout
     again = set(recomputed(place.job, place.model))  # layers whose forward pass gathers again
-    ahead = makes_outputs_ahead(place.job, place.layout)
+    ahead = has_forward_ahead(place.job, place.layout)
     low = low_dtype(place.job)
     size = 2 * DTYPE_BYTES[low] * place.workload.microbatch
     scattered, gathered = list[int](), list[int]()
@@ -53,7 +53,7 @@ def expert_axis(place: Coordinate) -> Iterator[StepOperation]:
     are those of an even routing, where each expert gets as many rows; their number does not depend on the routing.
     """
     again = set(recomputed(place.job, place.model))  # layers whose forward pass sends again
-    ahead = makes_outputs_ahead(place.job, place.layout)
+    ahead = has_forward_ahead(place.job, place.layout)
     low = low_dtype(place.job)
     counts, rows, gradients = list[int](), list[int](), list[int]()
     for layer in place.layers:

@@ -14,7 +14,7 @@ from math import prod
 from dslc.compiler.ir.actions import Payload
 from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.moments import LAST_OUTPUT, LAST_OUTPUT_AHEAD, RankGroup, StepOperation, operation
-from dslc.compiler.placement.losses import compared_ranks, makes_outputs_ahead
+from dslc.compiler.placement.losses import compared_ranks, has_forward_ahead
 from dslc.compiler.placement.shares import largest
 from dslc.compiler.placement.staging import Staging
 from dslc.dsl.language.calls import Contrastive
@@ -28,7 +28,7 @@ def compared_outputs(place: Coordinate) -> Iterator[StepOperation]:
     rows = largest(place.workload.batch, place.layout.sizes["data"])
     own = 4 * rows * prod(place.model.output.shape)
     group = RankGroup(axis="data", ranks=ranks, stride=place.layout.stride("data"))
-    moment = LAST_OUTPUT_AHEAD if makes_outputs_ahead(place.job, place.layout) else LAST_OUTPUT
+    moment = LAST_OUTPUT_AHEAD if has_forward_ahead(place.job, place.layout) else LAST_OUTPUT
 
     def exchanged(kind: str, what: Payload, dtype: str, size: int) -> StepOperation:
         return operation(kind, what, group, moment, [size], dtype=dtype)

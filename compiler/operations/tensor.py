@@ -53,7 +53,7 @@ from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.model.float8 import DenseLayer, dense_layers, float8_step
 from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.moments import BACKWARD, FORWARD, WEIGHT_GRADIENTS, Moment, StepOperation, operation
-from dslc.compiler.placement.losses import HeadChunks, makes_outputs_ahead
+from dslc.compiler.placement.losses import HeadChunks, has_forward_ahead
 from dslc.compiler.placement.sharding import low_copy, low_dtype, low_precision, recomputed
 from dslc.compiler.placement.shares import piece
 from dslc.compiler.placement.tensor_plan import calls_by_layer
@@ -102,7 +102,7 @@ def tensor_axis(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[S
     found: list[_TensorCollective] = []
     for stage, layers in zip(place.mine, place.held, strict=True):
         found += axis.passes(layers, place.workload.share, begins=stage == 0, ends=stage == last)
-    if makes_outputs_ahead(place.job, place.layout):
+    if has_forward_ahead(place.job, place.layout):
         # A loss in chunks is a part of the network. A loss over shares of whole logits runs after it, and once.
         runs_ahead = {Payload.ACTIVATIONS, Payload.SCALES} | ({Payload.LOSS_PARTS} if axis.has_chunked_loss else set())
         found += [each for each in found if each.what in runs_ahead]

@@ -63,7 +63,7 @@ def compared_ranks(job: JobSpec, layout: Layout) -> int:
     return max(1, min(ranks, layout.processes // layout.stride("data")))
 
 
-def makes_outputs_ahead(job: JobSpec, layout: Layout) -> bool:
+def has_forward_ahead(job: JobSpec, layout: Layout) -> bool:
     """True if a step runs the forward passes of all micro-batches first, and each of them again."""
     if layout.microbatches == 1 or layout.sizes["pipeline"] > 1:
         return False

@@ -208,13 +208,13 @@ def answer_pieces(job: JobProgram) -> AnswerPieces | None:
     assert group is not None
 
     def total(tensor: Tensor) -> Tensor:
-        summed: Tensor = _SumOfPieces.apply(tensor, group)  # type: ignore[no-untyped-call]
+        summed: Tensor = _SumAnswers.apply(tensor, group)  # type: ignore[no-untyped-call]
         return summed
 
     return AnswerPieces(job.axes["context"], total)
 
 
-class _SumOfPieces(torch.autograd.Function):
+class _SumAnswers(torch.autograd.Function):
     """The sum over the ranks of a group, which each goes on with alike."""
 
     @staticmethod

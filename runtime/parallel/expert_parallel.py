@@ -194,7 +194,7 @@ class PieceExchange(SumExchange):
 
     def sum_results(self, results: Tensor) -> Tensor:
         """Returns this rank's piece of the sum."""
-        piece: Tensor = _SumOfPieces.apply(results, self._group)  # type: ignore[no-untyped-call]
+        piece: Tensor = _ReduceScatterPieces.apply(results, self._group)  # type: ignore[no-untyped-call]
         return piece
 
 
@@ -237,7 +237,7 @@ class _Sum(torch.autograd.Function):
         return gradients[0], None
 
 
-class _SumOfPieces(torch.autograd.Function):
+class _ReduceScatterPieces(torch.autograd.Function):
     """Sums over the ranks, and returns this rank's piece of the sequence; the gradients of all pieces are gathered."""
 
     @staticmethod

@@ -42,7 +42,7 @@ def compared(view: View) -> str:
             isinstance(action, ForwardAhead) and _has_started_passes(line[:n]) for n, (_, action) in enumerate(line)
         ):
             return (
-                f"process {process} makes the outputs of micro-batches {microbatches_early} ahead, and not of "
+                f"process {process} runs forward passes of micro-batches {microbatches_early} ahead, and not of "
                 f"{expected}"
             )
         reason = _exchanges(line, loss, (loss.together, data.stride))

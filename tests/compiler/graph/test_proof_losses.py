@@ -77,8 +77,8 @@ def test_the_order_of_a_step(job: Compiled) -> None:
     [
         (placed("outputs", before="0E1"), "outputs are exchanged by all_gather, too early or too late"),
         (placed("gradients of outputs", before="0F1"), "gradients of outputs are exchanged by reduce_scatter, too"),
-        (placed("0E1", before="0F1"), "makes the outputs of micro-batches [0, 1] ahead"),
-        (lambda plan: plan.change("0E1", microbatch=0), "makes the outputs of micro-batches [0, 0] ahead"),
+        (placed("0E1", before="0F1"), "runs forward passes of micro-batches [0, 1] ahead"),
+        (lambda plan: plan.change("0E1", microbatch=0), "runs forward passes of micro-batches [0, 0] ahead"),
         (
             lambda plan: plan.change(carrying(plan, "outputs"), ranks=4),
             "is no exchange of outputs over the ranks whose",
@@ -91,7 +91,7 @@ def test_the_order_of_a_step(job: Compiled) -> None:
         (lambda plan: plan.change("loss", together=4), "is no exchange of outputs over the ranks whose"),
         (
             lambda plan: plan.change("loss", together=0),
-            "makes the outputs of micro-batches [0, 1] ahead, and not of []",
+            "runs forward passes of micro-batches [0, 1] ahead, and not of []",
         ),
         (lambda plan: plan.change("loss", kind="python"), "a loss over 2 ranks exchanges"),
     ],
