@@ -53,7 +53,7 @@ class Metrics:
         pieces: AnswerPieces | None = None,
     ) -> None:
         self._steps = tuple(steps)
-        self._measure = _of_pairs(steps, loss, pieces) if loss.kind in PREFERENCES else _each_of(steps, loss)
+        self._measure = _measure_pairs(steps, loss, pieces) if loss.kind in PREFERENCES else _measure_each(steps, loss)
         self.sums = torch.zeros(2 * len(self._steps), dtype=torch.float64, device=device)
 
     @torch.no_grad()
@@ -84,7 +84,7 @@ def _exponential(mean: float) -> float:
         return math.inf
 
 
-def _each_of(steps: Sequence[MetricStep], loss: LossStep) -> Callable[[Structure, Structure], list[SumAndCount]]:
+def _measure_each(steps: Sequence[MetricStep], loss: LossStep) -> Callable[[Structure, Structure], list[SumAndCount]]:
     measures = [_measure(step, loss) for step in steps]
     return lambda output, target: [measure(output, target) for measure in measures]
 
@@ -111,7 +111,7 @@ def _measure(step: MetricStep, loss: LossStep) -> Measure:
             raise AssertionError(f"`{other}` keeps states")
 
 
-def _of_pairs(
+def _measure_pairs(
     steps: Sequence[MetricStep], loss: LossStep, pieces: AnswerPieces | None
 ) -> Callable[[Structure, Structure], list[SumAndCount]]:
     """Returns a measure of all metrics of pairs, which computes the losses of a batch once. Of pairs in pieces each
