@@ -38,7 +38,7 @@ train {
 log { every = 1 step }
 """
 PLAIN = 'lbfgs", lr = 0.5, max_iter = 5'
-SEARCH = 'lbfgs", lr = 1.0, max_iter = 6, history_size = 3, line_search_fn = "strong_wolfe"'
+SEARCH = 'lbfgs", lr = 1.0, max_iter = 4, history_size = 3, line_search_fn = "strong_wolfe"'
 SAM = 'Sam", lr = 0.05'
 TWO = ("devices.cpus=2", "parallelism.data=2", "parallelism.zero=0")
 TWO_BY_TWO = (*TWO, "parallelism.microbatches=2")
@@ -98,8 +98,7 @@ def test_trains_as_a_loop_by_hand(launcher: Launcher, tmp_path: Path, optimizer:
     trained = train_job(launcher, job(tmp_path, optimizer), *plan)
     assert trained.losses() == pytest.approx(losses, abs=1e-5)
     assert losses[-1] < losses[0] * 0.9, "it learns"
-    # Near the minimum a line search amplifies the rounding of small gradients, on each CPU by its own kernels.
-    assert json.loads((trained.folder / "norms.json").read_text()) == pytest.approx(norms, rel=1e-2, abs=1e-2)
+    assert json.loads((trained.folder / "norms.json").read_text()) == pytest.approx(norms, rel=1e-2)
     for name, value in zip(("0.weight", "0.bias", "3.weight", "3.bias"), weights, strict=True):
         assert abs(torch.from_numpy(trained.weights[name]) - value).max() < 1e-4, name
 
