@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dslc.compiler.comparison import PlanDifference, compare_plans
 from dslc.compiler.graph.stored import plan_hash
 from dslc.compiler.ir.codec import to_json
-from dslc.compiler.show.page.content import Comparison
+from dslc.compiler.show.page.content import PlanComparison
 from dslc.dsl.plain import plain, plain_lines
 from dslc.jobs.compared_plans import PlanSide, checkpoint_incompatibilities, comparison_of, open_plan_side
 
@@ -34,7 +34,7 @@ def main(arguments: argparse.Namespace) -> int:
 # ------------------------------------------------------------------------------------------------------------ output
 
 
-def _text(first_name: str, second_name: str, comparison: Comparison) -> list[str]:
+def _text(first_name: str, second_name: str, comparison: PlanComparison) -> list[str]:
     lines = [f"{first_name}  ->  {second_name}: {comparison.summary}"]
     if comparison.checkpoints:
         lines += [f"checkpoints: {comparison.checkpoints}"]
@@ -48,7 +48,7 @@ def _text(first_name: str, second_name: str, comparison: Comparison) -> list[str
     return lines
 
 
-def _markdown(first_name: str, second_name: str, comparison: Comparison) -> list[str]:
+def _markdown(first_name: str, second_name: str, comparison: PlanComparison) -> list[str]:
     lines = [f"**`{first_name}` → `{second_name}`: {comparison.summary}**"]
     if comparison.checkpoints:
         lines += ["", f"Checkpoints: {comparison.checkpoints}."]

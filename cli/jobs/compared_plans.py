@@ -12,7 +12,7 @@ from dslc.compiler.emit import emit
 from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.graph.stored import plan_hash
 from dslc.compiler.ir.program import JobProgram, Training
-from dslc.compiler.show.page.content import ComparedSection, Comparison
+from dslc.compiler.show.page.content import ComparedSection, PlanComparison
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
 from dslc.jobs.check_job import inspect, show
@@ -51,12 +51,12 @@ def open_plan_side(name: str, settings: Sequence[str], trace: bool) -> PlanSide:
     return PlanSide(" ".join([name, *(f"--set {setting}" for setting in settings)]), graph)
 
 
-def comparison_of(first_side: PlanSide, second_side: PlanSide) -> Comparison:
+def comparison_of(first_side: PlanSide, second_side: PlanSide) -> PlanComparison:
     """Returns what `dslc diff` prints of two plans; `checkpoints` is "" for equal ones."""
     changes = compare_plans(first_side.graph, second_side.graph)
     tables = [(_TITLES.get(section, section), rows(changes, section)) for section in SECTIONS]
     reasons = checkpoint_incompatibilities(first_side.graph, second_side.graph, changes) if changes else None
-    return Comparison(
+    return PlanComparison(
         summary=summary(changes),
         checkpoints=_checkpoint_text(reasons) if changes else "",
         sections=tuple(ComparedSection(title=title, rows=tuple(table)) for title, table in tables if table),

@@ -18,7 +18,7 @@ class ReportLine(Record):
 
 
 @record
-class Curve(Record):
+class MetricCurve(Record):
     """The values of a metric over the steps, in one split; None for a number that was not finite."""
 
     metric: str
@@ -33,7 +33,7 @@ class RunFigures(Record):
     folder: str
     state: str
     lines: tuple[ReportLine, ...]
-    curves: tuple[Curve, ...]
+    curves: tuple[MetricCurve, ...]
 
 
 @record
@@ -54,7 +54,7 @@ class ComparedSection(Record):
 
 
 @record
-class Comparison(Record):
+class PlanComparison(Record):
     """How two plans differ, as `dslc diff` says it."""
 
     summary: str

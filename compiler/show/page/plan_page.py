@@ -17,7 +17,7 @@ from importlib.resources import files
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.show.draw import VIEWS, draw
-from dslc.compiler.show.page.content import ComparedSection, Comparison, PageSide, ReportLine, RunFigures
+from dslc.compiler.show.page.content import ComparedSection, PageSide, PlanComparison, ReportLine, RunFigures
 from dslc.compiler.show.page.subjects import SubjectTable, linked_svg
 from dslc.compiler.show.page.timeline import timeline
 from dslc.compiler.show.picture import svg
@@ -37,7 +37,7 @@ def plan_page(plan: PlanView, view: str = "placement") -> str:
     return page([PageSide(name=plan.job, plan=plan)], view)
 
 
-def page(sides: Sequence[PageSide], view: str = "placement", comparison: Comparison | None = None) -> str:
+def page(sides: Sequence[PageSide], view: str = "placement", comparison: PlanComparison | None = None) -> str:
     """Returns the page of a plan and its run, or of two, with `view` as the first of the views."""
     subjects = [SubjectTable(side.plan) for side in sides]
     order = sorted(VIEWS, key=lambda name: name != view)
@@ -127,7 +127,7 @@ def _report_row(line: ReportLine) -> str:
     return f'<tr><td>{_text(line.ranks)}</td><th scope="row">{_text(line.what)}</th>{cells}</tr>'
 
 
-def _comparison(sides: Sequence[PageSide], comparison: Comparison) -> str:
+def _comparison(sides: Sequence[PageSide], comparison: PlanComparison) -> str:
     names = "".join(f"<p>{_text(_name(n, side))}, plan {side.plan.hash}</p>" for n, side in enumerate(sides))
     checkpoints = f"<p>checkpoints: {_text(comparison.checkpoints)}</p>" if comparison.checkpoints else ""
     tables = "".join(map(_compared_section, comparison.sections))

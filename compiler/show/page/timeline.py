@@ -34,7 +34,7 @@ class TimelineRow(Record):
 
 
 @record
-class Timeline(Record):
+class PageTimeline(Record):
     """`spans` are the parts of a row that show times: their ends from the row's left edge, and the times there. Times
     are seconds where `timed`, else in units of the mean forward pass.
     """
@@ -45,7 +45,7 @@ class Timeline(Record):
     rows: tuple[TimelineRow, ...]
 
 
-def timeline(plan: PlanView) -> Timeline:
+def timeline(plan: PlanView) -> PageTimeline:
     """Returns the step as the schedule view draws it."""
     layout = schedule_layout(plan)
     ranks_of_row = plan.world_size // axis_of(plan, "pipeline").size
@@ -67,7 +67,7 @@ def timeline(plan: PlanView) -> Timeline:
                 held=tuple((_short(h.start), _short(h.end), h.pieces, h.bytes) for h in layout.held[number]),
             )
         )
-    return Timeline(
+    return PageTimeline(
         timed=known_times(plan) is not None,
         total=_short(layout.window.total),
         spans=tuple((_short(a), _short(b), _short(c), _short(d)) for a, b, c, d in layout.window.spans),
