@@ -29,6 +29,33 @@ log {
   tensorboard = false
 }
 """
+# A network with experts; MOE (the rest of `moe`), STEPS and RATE are to be filled in.
+EXPERTS_JOB = """
+model {
+  network = llama(
+    layers = 2, width = 16, heads = 2, context = 8, vocab = 32,
+    experts = moe(experts = 4, top_k = 2, hidden = 16, shared = 1MOE),
+  )
+  loss = cross_entropy()
+}
+data {
+  source     = synthetic(samples = 400, vocab = 32)
+  batch      = 16
+  validation = 6%
+}
+devices {
+  cpus = 1
+}
+train {
+  steps     = STEPS
+  optimizer = sgd(lr = RATE, momentum = 0.9)
+  clip      = 0.5
+}
+log {
+  every       = 1 step
+  tensorboard = false
+}
+"""
 # A module that a job names `sentences:Sentences`.
 SENTENCES = """
 import torch

@@ -8,35 +8,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from helpers.job_texts import EXPERTS_JOB
 from helpers.launcher import Launcher
-from helpers.trained import Trained, agree, exchanges_as_planned, train_job
+from helpers.trained import Trained, agree, exchanges_as_planned, filled, train_job
 
-JOB = """
-model {
-  network = llama(
-    layers = 2, width = 16, heads = 2, context = 8, vocab = 32,
-    experts = moe(experts = 4, top_k = 2, hidden = 16, shared = 1, balance = loss(2.0)),
-  )
-  loss = cross_entropy()
-}
-data {
-  source     = synthetic(samples = 400, vocab = 32)
-  batch      = 16
-  validation = 6%
-}
-devices {
-  cpus = 1
-}
-train {
-  steps     = 4
-  optimizer = sgd(lr = 0.1, momentum = 0.9)
-  clip      = 0.5
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+JOB = filled(EXPERTS_JOB, {"moe": ", balance = loss(2.0)", "steps": "4", "rate": "0.1"})
 TWO, FOUR, MICRO = ("devices.cpus=2",), ("devices.cpus=4",), ("parallelism.microbatches=2",)
 EXPERTS = ("parallelism.expert=2",)
 MIXTURE = "model.network.experts=moe"

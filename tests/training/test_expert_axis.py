@@ -9,35 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.job_texts import EXPERTS_JOB
 from helpers.launcher import Launcher
-from helpers.trained import Trained, agree, exchanges_as_planned, profiled, train_in_parts, train_job
+from helpers.trained import Trained, agree, exchanges_as_planned, filled, profiled, train_in_parts, train_job
 
-JOB = """
-model {
-  network = llama(
-    layers = 2, width = 16, heads = 2, context = 8, vocab = 32,
-    experts = moe(experts = 4, top_k = 2, hidden = 16, shared = 1),
-  )
-  loss = cross_entropy()
-}
-data {
-  source     = synthetic(samples = 400, vocab = 32)
-  batch      = 16
-  validation = 6%
-}
-devices {
-  cpus = 1
-}
-train {
-  steps     = 6
-  optimizer = sgd(lr = 0.05, momentum = 0.9)
-  clip      = 0.5
-}
-log {
-  every       = 1 step
-  tensorboard = false
-}
-"""
+JOB = filled(EXPERTS_JOB, {"moe": "", "steps": "6", "rate": "0.05"})
 EXPERTS = "model.network.experts=moe"
 TWO = ("devices.cpus=2", "parallelism.expert=2")
 FOUR = ("devices.cpus=4", "parallelism.expert=2")
