@@ -25,7 +25,7 @@ from dslc.dsl.plain import plain
 from dslc.dsl.words import plural
 from dslc.jobs.prepare_run import Ready, launch_quietly, show_failure
 from dslc.runtime.checkpoint.files import checkpoints_in
-from dslc.runtime.process.records import Record, numbers, read_metrics
+from dslc.runtime.process.records import Record, overview_numbers, read_metrics
 from dslc.terminal.exit_codes import GOOD, TRAINING_FAILED
 
 STEPS = 3
@@ -97,7 +97,7 @@ def _train(ready: Ready, program: JobProgram, folder: str, what: str) -> bool:
 
 def _numbers(record: Record) -> str:
     """Formats the numbers of a record: `loss 2.31, accuracy 0.12`."""
-    return ", ".join(f"{name} {_number(value)}" for name, value in numbers(record) if name != "lr")
+    return ", ".join(f"{name} {_number(value)}" for name, value in overview_numbers(record) if name != "lr")
 
 
 def _number(value: Any) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dslc.dsl.diagnostics import Diagnostic
 from dslc.dsl.plain import plain
 from dslc.dsl.show import render
-from dslc.runtime.process.records import Record, numbers
+from dslc.runtime.process.records import Record, overview_numbers
 
 WIDTH, HEIGHT, MARGIN = 520, 200, 44
 _COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf")
@@ -30,7 +30,7 @@ def diagnostics_html(diagnostics: Sequence[Diagnostic]) -> str:
 def metrics_table(records: Iterable[Record]) -> str:
     """Returns a table of the last record of each split."""
     last = {record["split"]: record for record in records}
-    columns = list(dict.fromkeys(name for record in last.values() for name, _ in numbers(record)))
+    columns = list(dict.fromkeys(name for record in last.values() for name, _ in overview_numbers(record)))
     head = "".join(f"<th>{html.escape(plain(name))}</th>" for name in ("split", "step", *columns))
     rows = []
     for split, record in last.items():
@@ -81,7 +81,7 @@ def run_html(folder: str, records: Sequence[Record]) -> str:
 
 def progress_html(step: int, steps: int, last: Mapping[str, Record], curve: str, notes: Sequence[str], end: str) -> str:
     """Returns a bar, the last numbers of each split, the curve and the notes of a training that goes on, or its end."""
-    lines = [f"{split}: " + ", ".join(f"{name} {_number(value)}" for name, value in numbers(record))
+    lines = [f"{split}: " + ", ".join(f"{name} {_number(value)}" for name, value in overview_numbers(record))
              for split, record in last.items()]  # fmt: skip
     told = html.escape(plain(" | ".join(lines)))
     below = f"<pre>{html.escape(chr(10).join(map(plain, notes)))}</pre>" if notes else ""

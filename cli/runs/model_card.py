@@ -17,7 +17,7 @@ from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import plural
 from dslc.runs.checkpoints import SelectedWeights
 from dslc.runtime.process.records import NAME as METRICS
-from dslc.runtime.process.records import Record, numbers, readable_records
+from dslc.runtime.process.records import Record, overview_numbers, readable_records
 
 _PIPELINES = {  # the hub's name of what a model does, by the job's word for its head
     "causal_lm": "text-generation",
@@ -82,7 +82,7 @@ def _metric_lines(run: str, step: int | None) -> list[str]:
     rows = [
         f"| {split} | {plain(metric).replace('|', '/')} | {value:.4g} | {record['step']:,} |"
         for split, record in last.items()
-        for metric, value in numbers(record)
+        for metric, value in overview_numbers(record)
         if value is not None and metric != "lr"
     ]
     return (

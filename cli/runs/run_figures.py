@@ -8,11 +8,11 @@ from typing import Any
 
 from dslc.compiler.facts.untrusted_files import read_json
 from dslc.compiler.ir.number_text import byte_text
-from dslc.compiler.show.page.content import Curve, ReportLine, RunFigures
+from dslc.compiler.show.page.content import MetricCurve, ReportLine, RunFigures
 from dslc.dsl.words import plural
 from dslc.runs.report_table import merged_lines, report_lines
 from dslc.runtime.measure.report import NAME, VERSION
-from dslc.runtime.process.records import PHASES, Record, numbers, readable_records
+from dslc.runtime.process.records import PHASES, Record, overview_numbers, readable_records
 
 MOST_POINTS = 1000  # of a curve
 MOST_LINES = 300  # of a report
@@ -64,18 +64,18 @@ def _process_lines(rank: Mapping[str, Any]) -> Iterable[tuple[str, str, str, str
         yield f"peak of the process: {kind}", "", byte_text(size), ""
 
 
-def curves(records: Sequence[Record]) -> list[Curve]:
+def curves(records: Sequence[Record]) -> list[MetricCurve]:
     """Returns the metrics of each split over the steps, and the phases of a step, as `seconds.passes`."""
     points: dict[tuple[str, str], list[Point]] = {}
     phases = [f"seconds.{phase}" for phase in PHASES]
     for record in records:
-        shown = [*numbers(record), *((name, record[name]) for name in phases if name in record)]
+        shown = [*overview_numbers(record), *((name, record[name]) for name in phases if name in record)]
         for name, value in shown:
             if value is None or isinstance(value, int | float):
                 points.setdefault((name, record["split"]), []).append((record["step"], value))
     steps = _phase_steps({key: line for key, line in points.items() if key[0] in phases})
     return [
-        Curve(
+        MetricCurve(
             metric=name,
             split=split,
             points=tuple(point for point in line if point[0] in steps[split]) if name in phases else thinned(line),

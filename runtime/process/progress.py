@@ -27,7 +27,7 @@ from dslc.runtime.process.records import (
     Follower,
     Record,
     TensorBoard,
-    numbers,
+    overview_numbers,
     parse_record,
     parse_text,
     phases_of,
@@ -210,7 +210,7 @@ class Watch:
         return {
             f"{split} {name}" if split != "train" else name: value
             for split, record in self._last.items()
-            for name, value in numbers(record)
+            for name, value in overview_numbers(record)
         }
 
     def _tell_end(self, outcome: Outcome) -> None:
@@ -390,9 +390,7 @@ class _Bar(_LineDisplay):
 
 def numbers_text(record: Record) -> str:
     """Formats a record: `loss 0.1234  accuracy 0.967`."""
-    return "  ".join(
-        f"{name} {_number(value)}" for name, value in numbers(record) if name != "lr" and name[:5] != "load."
-    )
+    return "  ".join(f"{name} {_number(value)}" for name, value in overview_numbers(record) if name != "lr")
 
 
 def _number(value: float | None) -> str:

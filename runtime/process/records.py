@@ -32,6 +32,7 @@ NAME = "metrics.jsonl"
 TEXTS = "samples.jsonl"
 NOTES = os.path.join("logs", "notes.txt")
 SHARES = "shares.json"  # of a batch, by the measured speed of the ranks (step/rank_speeds.py)
+EXPERT_LOAD = "load."  # begins the name of the load of one expert
 SKIPPED = "skipped_batches.json"  # of spikes of the loss (loop/loss_spikes.py)
 TRACE_MARK = "dslc: "  # begins the names of the ranges of a rank's recording (measure/step_trace.py)
 SHARED_MEMORY_MARK = "shared_memory::"  # and this before the kind of a collective over shared memory and its numbers
@@ -150,6 +151,11 @@ def numbers(record: Record) -> Iterator[tuple[str, float | None]]:
     for name, value in record.items():
         if name not in _FACTS and not isinstance(value, list):
             yield name, value
+
+
+def overview_numbers(record: Record) -> Iterator[tuple[str, float | None]]:
+    """Yields the same without the load of each expert, of which a training may have hundreds."""
+    return ((name, value) for name, value in numbers(record) if not name.startswith(EXPERT_LOAD))
 
 
 def phases_of(record: Record) -> dict[str, float]:

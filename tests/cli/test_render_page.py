@@ -97,6 +97,11 @@ def test_a_long_curve_keeps_its_ends_and_spikes() -> None:
     assert list(short) == sorted(short) and thinned(line[:MOST_POINTS]) == tuple(line[:MOST_POINTS])
 
 
+def test_the_load_of_each_expert_has_no_curve() -> None:
+    record: Record = {"step": 1, "split": "train", "loss": 1.0, "load_max": 2.0, "load.blocks.0.mlp.0": 2.0}
+    assert [curve.metric for curve in curves([record])] == ["loss", "load_max"]
+
+
 def test_the_phases_of_a_long_run_keep_the_same_steps_and_the_longest() -> None:
     """A chart stacks them: a step that one lacks would be drawn too low."""
     draw = random.Random(0).random

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from dslc.compiler.ir.steps import ModuleStep
 from dslc.runtime.model.experts.expert_modules import Router
+from dslc.runtime.process.records import EXPERT_LOAD
 
 EACH = 256  # experts of all layers, up to which a metric names each
 
@@ -110,7 +111,7 @@ class ExpertBalance:
             own, rest = rest[:experts], rest[experts:]
             even = max(sum(own), 1.0) / experts
             layer = name.removesuffix(".gate")
-            loads |= {f"load.{layer}.{number}": count / even for number, count in enumerate(own)}
+            loads |= {f"{EXPERT_LOAD}{layer}.{number}": count / even for number, count in enumerate(own)}
         extremes = {"load_max": max(loads.values()), "load_min": min(loads.values())}
         return extremes | (loads if len(loads) <= EACH else {})
 
