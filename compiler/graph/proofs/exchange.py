@@ -43,7 +43,7 @@ class _Contribution(Record):
     @property
     def pieces(self) -> int:
         count = 1
-        for ranks, _ in self.cut:
+        for ranks, *_ in self.cut:
             count *= ranks
         return count
 
@@ -214,7 +214,7 @@ class _Agreement:
         numbers = group.trained or 0
         if group.factors is not None:
             numbers += group.factors.first - group.factors.numbers
-        for ranks, _ in contribution.cut:
+        for ranks, *_ in contribution.cut:
             numbers = largest(numbers, ranks)
         return action.ranks * largest(numbers, action.ranks) if action.operation == "reduce_scatter" else numbers
 
