@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from hypothesis import strategies as st
@@ -330,20 +331,26 @@ def kept(graph: ModelGraph, source: SourceFacts, *, low: bool) -> float:
 
 def _saved_bytes(model: nn.Module, x: Tensor, low: bool) -> int:
     held = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers(), x]}
-    sizes: dict[int, int] = {}
-    alive: list[Tensor] = []
+    saved: WeakSet[_Saved] = WeakSet()
 
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in held:
-            sizes[storage.data_ptr()] = storage.nbytes()
-            alive.append(tensor)
-        return tensor
+    def pack(tensor: Tensor) -> _Saved:
+        packed = _Saved(tensor.detach())  # an output would hold its own graph
+        saved.add(packed)
+        return packed
 
     with (
-        torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed.tensor),
         torch.autocast("cpu", dtype=torch.bfloat16, enabled=low),
     ):
         y = model(x)
-    del y
-    return sum(sizes.values())
+    storages = [packed.tensor.untyped_storage() for packed in saved]
+    sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
+    del y  # which holds the graph, and the graph what is saved
+    return sum(bytes_ for address, bytes_ in sizes.items() if address not in held)
+
+
+class _Saved:
+    """A tensor that autograd keeps; it goes with the part of the graph that needs it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
