@@ -71,7 +71,8 @@ class Router(nn.Module):
         """Returns the experts of each token and their weights, both (tokens, top_k)."""
         logits = F.linear(tokens, self.weight)
         dtype = torch.promote_types(logits.dtype, torch.float32)
-        scores = logits.to(dtype).sigmoid() if self.score == "sigmoid" else logits.softmax(-1, dtype=dtype)
+        scored = logits.detach() if self.normalize and self.factor is None else logits  # nothing trains through scores
+        scores = scored.to(dtype).sigmoid() if self.score == "sigmoid" else scored.softmax(-1, dtype=dtype)
         bias = self.e_score_correction_bias
         chosen = (scores if bias is None else scores + bias).detach().topk(self.top_k, -1).indices
         weights = self._normalized(logits, scores, chosen) if self.normalize else scores.gather(-1, chosen)
