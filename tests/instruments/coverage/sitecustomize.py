@@ -19,7 +19,7 @@ from types import CodeType
 
 ROOT = Path(__file__).resolve().parents[3]
 FLOORS = ("cli", "compiler", "dsl", "runtime")
-# Rooms and files of what runs inside of a module's forward pass, which torch's compiler follows: it knows no record.
+# Folders and files of what runs inside of a module's forward pass, which torch's compiler follows: it knows no record.
 COMPILED = ("runtime/model", "runtime/parallel", "runtime/pipeline", "runtime/technique")
 COMPILED_FILES = ("compiler/trace/private_torch.py",)
 VARIABLE = "DSLC_COVERAGE"  # names the shared file
@@ -31,7 +31,7 @@ def offsets() -> tuple[dict[str, int], int]:
     table, end = {}, 0
     compiled_rooms = {ROOT / room for room in COMPILED}
     for path in sorted(path for floor in FLOORS for path in (ROOT / floor).rglob("*.py")):
-        if path.parent in compiled_rooms or path.relative_to(ROOT).as_posix() in COMPILED_FILES:
+        if not compiled_rooms.isdisjoint(path.parents) or path.relative_to(ROOT).as_posix() in COMPILED_FILES:
             continue
         table[str(path)] = end
         end += path.stat().st_size + 2  # no file has more lines than bytes
