@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections import defaultdict
 
 import pytest
 from helpers.launcher import Launcher, shared_launcher
@@ -66,7 +67,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def assign_tiers(items: list[pytest.Item]) -> None:
-    """Leaves of the tests that launch ranks only the first case of those that are `core` to `make test`."""
+    """Leaves of the tests that launch ranks only the first case of those that are `core` to `make test`, and of a test
+    with the mark `cases` so many of its slow cases, evenly spread, to `make rest`.
+    """
     functions: set[str] = set()
     for item in items:
         if "launcher" in getattr(item, "fixturenames", ()):
@@ -77,6 +80,16 @@ def assign_tiers(items: list[pytest.Item]) -> None:
                 functions.add(function)
         elif item.get_closest_marker("core"):
             raise pytest.UsageError(f"{item.nodeid} is `core`, but takes no `launcher`")
+    slow_cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        marks = item.get_closest_marker("cases"), item.get_closest_marker("slow"), item.get_closest_marker("long")
+        if marks[0] and marks[1] and not marks[2]:
+            slow_cases[item.nodeid.partition("[")[0]].append(item)
+    for cases in slow_cases.values():
+        (count,) = next(cases[0].iter_markers("cases")).args
+        kept = {round(n * (len(cases) - 1) / max(count - 1, 1)) for n in range(count)}
+        for n in set(range(len(cases))) - kept:
+            cases[n].add_marker("long")
 
 
 @pytest.fixture(scope="session", autouse=True)

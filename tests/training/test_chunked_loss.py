@@ -61,6 +61,7 @@ def test_ranks_that_gather_the_head_train_as_one_process_with_whole_logits(launc
     _trains_alike(launcher, tmp_path, "devices.cpus=2 parallelism.zero=3 parallelism.microbatches=2")
 
 
+@pytest.mark.cases(7)
 @pytest.mark.slow
 @pytest.mark.parametrize("tie", ["false", "true"])
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ FOUND: dict[Case, MeasuredMemory] = {}
 LETS_GO = importlib.util.find_spec("torch.distributed.pipelining._recv_buffers") is not None
 
 
+@pytest.mark.cases(14)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_rank_holds_what_the_account_says(case: Case) -> None:
@@ -45,6 +46,7 @@ IN_STAGES = Case(ranks=2, pipeline=2, microbatches=4, freeze=OF_GPT)
 OWN_IN_STAGES = replace(IN_STAGES, network="own", batch=256, freeze="[]")
 
 
+@pytest.mark.cases(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
@@ -267,10 +269,11 @@ def test_exchanges_that_begin_late_or_never(case: Case, most: float) -> None:
     assert max(found.errors) <= most, (found.errors, found.predicted, found.at_peak, found.when)
 
 
+@pytest.mark.slow
 def test_half_of_the_predictions_are_within_a_tenth() -> None:
-    if not FOUND.keys() >= set(CASES):
-        pytest.skip("not all of the jobs were run")
-    assert statistics.median(abs(FOUND[case].error) for case in CASES) <= 0.10
+    if len(FOUND) < 10:
+        pytest.skip("only a few of the jobs were run")
+    assert statistics.median(abs(found.error) for found in FOUND.values()) <= 0.10
 
 
 @pytest.mark.slow

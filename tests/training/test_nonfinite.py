@@ -225,6 +225,7 @@ def test_a_step_is_left_out_whose_loss_alone_is_not_finite(launcher: Launcher, t
     assert [line["skipped"] for line in found.lines] == [0] * 6 + [1] * 4
 
 
+@pytest.mark.cases(6)
 @pytest.mark.parametrize("plan", ["one process", "ddp", "zero 3"])
 @pytest.mark.parametrize(
     ("settings", "words"),

@@ -218,6 +218,7 @@ def test_two_ranks_that_shard_all_train_as_a_loop_by_hand(launcher: Launcher, tm
     assert "reference: log-probabilities of 96 pairs" in trained.shown
 
 
+@pytest.mark.cases(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
 def test_plans_train_as_a_loop_by_hand(launcher: Launcher, tmp_path: Path, plan: str) -> None:

@@ -44,6 +44,7 @@ def _job(folder: Path, plan: str) -> Path:
     return path
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("plan", ["zero 3", "pipeline", *_slow("data", "tensor", "context", "two axes", "experts")])
 def test_a_job_trains_as_over_gloo(launcher: Launcher, tmp_path: Path, plan: str) -> None:
     job = _job(tmp_path, plan)
