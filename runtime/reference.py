@@ -55,7 +55,7 @@ _ROUNDING, _LOW_ROUNDING = (1e-4, 1e-3), (1e-2, 0.1)
 
 
 class ReferenceChangedError(RuntimeError):
-    """The weights of the start give another reference than the one that the training began with."""
+    """The weights of the start give a reference that is not the one from the training's beginning."""
 
 
 def add_reference(
@@ -130,7 +130,7 @@ def _refuse_or_note(
 
 
 def _is_same(stored: StoredReference, key: Mapping[str, str], table: Tensor, *, low: bool) -> bool:
-    """True if the numbers are those of the same model for the same pairs, to the rounding of another plan."""
+    """True if the numbers come from the same model and the same pairs, to the rounding of another plan."""
     if stored.key.get("pairs") != key["pairs"] or stored.table.shape != table.shape:
         return False
     relative, absolute = _LOW_ROUNDING if low else _ROUNDING
@@ -210,7 +210,7 @@ def _reference_model(job: JobProgram, parts: TrainingComponents, reference: Refe
 
 @contextlib.contextmanager
 def _other_weights(job: JobProgram, parts: TrainingComponents, reference: ReferenceStep) -> Iterator[None]:
-    """Loads the weights of a file, and puts back afterwards those that were there, of which the host keeps a copy."""
+    """Loads the weights of a file, and puts back afterwards what was there, from a copy on the host."""
     tensors = [_local(tensor) for tensor in named_tensors(parts.plain).values()]
     saved = [tensor.to("cpu", copy=True) for tensor in tensors]
     weights = WeightsStep(files=reference.files, path=reference.path, line=reference.line)

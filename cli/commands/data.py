@@ -454,7 +454,7 @@ def _conversation_counts(report: DataReport) -> list[dict[str, int]]:
 
 
 def _time_text(report: DataReport, worst: PricedBatch) -> str:
-    """Returns the predicted time of the step beside that of the plan; "" without a calibration."""
+    """Returns the predicted time of the step beside the plan's; "" without a calibration."""
     times = [step_seconds(analysis) for analysis in (worst.analysis, report.analysis)]
     if times[0] is None or times[1] is None:
         return ""

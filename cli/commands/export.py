@@ -133,7 +133,7 @@ def _export(analysis: Analysis, selected: SelectedWeights, output: str, argument
 
 
 def _companion_folders(start: str, step: TransformersStep | None) -> tuple[str, ...]:
-    """Returns the folders whose tokenizer goes with the model: that of its initial weights, and its own."""
+    """Returns the folders whose tokenizer goes with the model: the folder of its initial weights, and its own."""
     model = os.path.join(step.folder, os.path.expanduser(step.name)) if step else ""
     return tuple(filter(os.path.isdir, (start, model)))
 

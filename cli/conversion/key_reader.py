@@ -33,7 +33,7 @@ class KeyReader:
         extension: str = "",
     ) -> None:
         """`script` is why an unknown key is no mistake: it may belong to the program that reads the file. `extension`
-        is the code that adds keys to those of the tool, which the file names.
+        is the code that adds keys to the tool's, which the file names.
         """
         self.tool, self.file, self.draft, self.table = tool, file, draft, table
         self._autos = autos or {}

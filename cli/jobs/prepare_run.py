@@ -116,7 +116,7 @@ def place_ranks(loaded: LoadResult, compiled: Compiled, mode: Mode) -> Ready:
 
 
 def traced_ranks(places: Sequence[RankPlace]) -> tuple[int, ...]:
-    """Returns the ranks that a trace records, at most `MOST_TRACED`: those of the first data replica before others, and
+    """Returns the ranks that a trace records, at most `MOST_TRACED`: ranks of the first data replica before others, and
     of these the first of each pipeline coordinate. () stands for all.
     """
     if len(places) <= MOST_TRACED:

@@ -1,4 +1,4 @@
-"""Imports of a job at a git revision: the modules that lie within the repository are those of the revision.
+"""Imports of a job at a git revision: modules within the repository come from the revision.
 
 Model: `export_revision` has written the files of a commit to a folder, with links to what git does not track. A path
 within the checkout stands for the same path of that folder, unless a link leads back to the checkout: packages of a

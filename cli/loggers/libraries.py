@@ -1,6 +1,6 @@
 """The loggers of libraries: what each does with the settings, the records and the files of a run.
 
-A run keeps its identity over resumes, if the library knows one. Names of numbers are those of `metrics_of`:
+A run keeps its identity over resumes, if the library knows one. Names of numbers come from `metrics_of`:
 `train/loss`, `validation/accuracy`, `phases/forward`.
 """
 

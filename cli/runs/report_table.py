@@ -28,7 +28,7 @@ def show_report(report: Mapping[str, Any], screen: TextIO | None = None) -> None
 
 
 def report_lines(report: Mapping[str, Any]) -> list[ReportLine]:
-    """Returns the lines of a report: those of a step first, then those of the ranks."""
+    """Returns the lines of a report: first a step's, then the ranks'."""
     return [*_step_lines(report), *merged_lines(report, _lines)]
 
 

@@ -277,7 +277,7 @@ def _within(event: Event, part: _Slice) -> bool:
 
 
 def _is_collective(event: Event) -> bool:
-    """True for the call of a collective; those of `_c10d_functional` call it in turn."""
+    """True for the call of a collective; the collectives of `_c10d_functional` call it in turn."""
     name: str = event["name"]
     return event["ph"] == "X" and name.startswith(("c10d::", SHARED_MEMORY_MARK))
 

@@ -5,7 +5,7 @@ hold the same part are copies: one counts, and the largest distance to another i
 tensors of one number. The tensors of a step are in the order in which they come about: outputs of the forward pass, the
 loss, gradients from the last layer to the first, the norm, the state after the update.
 
-A file holds the recording of a plan, and those of the trainings in one process by which rounding is measured
+A file holds the recording of a plan, and recordings of the trainings in one process by which rounding is measured
 (rounding_bounds.py). It is a safetensors file, and has all that a comparison needs: two machines, or two versions of
 dslc, need not have the same job file.
 """
@@ -50,7 +50,7 @@ class TensorKey(Record):
 
 @record
 class CopyDistance(Record):
-    """A rank whose copy of a part is another than the copy of `reference`."""
+    """A rank whose copy of a part differs from `reference`'s."""
 
     rank: int
     reference: int

@@ -287,7 +287,7 @@ def _with_launches(
 
 
 def slower_of(device: float, host: float) -> float:
-    """Returns the seconds of a pass from those of the device and of the host, which work beside each other.
+    """Returns the seconds of a pass from the device's and the host's, which work beside each other.
 
     It is the slower of both, and up to a fifth more where they are alike: then each waits for the other at times.
     """

@@ -1,6 +1,6 @@
 """The times of a plan's parts by constants that were fitted to whole steps of trainings on a machine.
 
-Model: a pass of a layer takes a time for each FLOP, with another constant for those of convolutions, and one for each
+Model: a pass of a layer takes a time for each FLOP, with another constant for convolutions, and one for each
 byte that its kernels save for a backward pass, recomputed or not. oneDNN lays images out anew whose channels are not
 last. Weights are read, and gradients written or added to. Each kernel takes a time, and backward each parameter. It
 takes longer on the tensor axis, where DTensor dispatches it.
@@ -13,7 +13,7 @@ An update takes a time for each byte of parameters, gradients and state, and one
 the actions of a pipeline, take a time of their own, and so does a step. A process computes on its share of the cores,
 and takes as much longer as that is smaller.
 
-The constants of a fit are those of `RunFit`. A step is linear in them, but for the schedule of a pipeline.
+`RunFit` has the constants of a fit. A step is linear in them, except for the schedule of a pipeline.
 
 Limits: float32 on one host. One constant stands for products of all shapes. The context axis, compiled networks,
 offloads and exchanges that compress are not covered.

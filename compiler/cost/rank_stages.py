@@ -284,7 +284,7 @@ class RankStages:
     def _gradients_by_action(
         self, actions: Sequence[ScheduledAction], final: Mapping[int, int]
     ) -> Iterator[tuple[bool, int]]:
-        """Yields for each action whether its stage has gradients of weights, and the bytes of those of other stages.
+        """Yields for each action whether its stage has gradients of weights, and the bytes of other stages' gradients.
         A stage has them whole from its first backward pass on, and in shards after its last one.
         """
         splits = {action.stage for action in actions if action.kind == "W"}
@@ -324,7 +324,7 @@ class RankStages:
     @cached_property
     def units(self) -> tuple[list[int], list[list[ParameterNode]]]:
         """Returns the unit of each layer, and the parameters of each unit. The root of a stage comes before the stage's
-        other units, each of which is a layer.
+        other units, each a layer.
         """
         unit_of, units = list[int](), list[list[ParameterNode]]()
         names = {unit.name for unit in self._staging.units if unit.name}

@@ -91,7 +91,7 @@ def _to_plain(value: object, choices: frozenset[type]) -> object:
 
 @cache
 def _fields_of(kind: type) -> tuple[tuple[str, frozenset[type]], ...]:
-    """Returns the fields of a record, and the classes of which each holds one of several."""
+    """Returns the fields of a record that hold one of several classes, and the classes."""
     names: dict[str, object] = {}
     for base in reversed(kind.__mro__):
         names |= vars(sys.modules[base.__module__])
@@ -99,7 +99,7 @@ def _fields_of(kind: type) -> tuple[tuple[str, frozenset[type]], ...]:
 
 
 def _choices_in(annotation: object, names: dict[str, object]) -> Iterator[type]:
-    """Yields the records of which the type of a field says that it may hold one of several."""
+    """Yields the records that a field may hold, by its type, if it has several."""
     if isinstance(annotation, str):
         if not _COMPOSED.search(annotation.replace(" | None", "")):
             # A type without a choice of its own, whose names may be of choices; evaluating it takes longer.

@@ -58,7 +58,7 @@ class ShareFacts(Record):
     `calls` are in order, and so are `summed`, the modules that sum the gradients of their parameters, once for each
     call. `head` is the cut module whose output is the model's. `work` has, by layer, a rank's forward FLOPs of one
     sample. `attended` has the numbers of keys and values that each call of attention receives there. `draws` are the
-    draws of which a rank has a piece; None if these cannot be told. If the cut model would not compute the same,
+    draws that ranks share out; None if unknown. If the cut model would not compute the same,
     `fault` gives the reason, and `module` the place.
     """
 

@@ -142,8 +142,8 @@ class StepPhases(Record):
 
 @record
 class CutDraw(Record):
-    """A tensor of random numbers of which each rank of an axis has an equal piece: the `number`-th that `module` draws
-    in a pass. `shape` is that of one sample in one process. Its dim `dim` is `outer` x `size` x the rest, and the
+    """A tensor of random numbers, an equal piece on each rank of an axis: the `number`-th that `module` draws
+    in a pass. `shape` belongs to one sample in one process. Its dim `dim` is `outer` x `size` x the rest, and the
     pieces are equal parts of `size`, or of each of `parts`, which lie side by side. `columns`: of attention weights,
     which on a rank end with the last column that its rows need.
     """

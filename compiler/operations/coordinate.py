@@ -70,7 +70,7 @@ class Coordinate(Staging):
 
     def _with_sequences(self, ranks: int, apart: int) -> RankGroup:
         """Returns a group of ranks that hold the same experts, each `apart` after the one before among all of these:
-        the ranks of a sequence, then those of the next copy.
+        the ranks of a sequence, then the ranks of the next copy.
         """
         pieces, copy = self.layout.sizes["context"], self.layout.stride("data") * self.sharding.experts
         if apart % pieces == 0:  # at one place in their sequences

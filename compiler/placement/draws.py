@@ -64,7 +64,7 @@ def uncontrolled_draw(layout: Layout, model: ModelGraph) -> CodePlace | None:
 
 
 def _cut_draws(layout: Layout, model: ModelGraph, axis: str) -> tuple[CutDraw, ...] | None:
-    """Returns the draws of which a rank of an axis has a piece; None if tracing has not told."""
+    """Returns the draws that the ranks of an axis share out; None if tracing does not know them."""
     if layout.sizes[axis] == 1:
         return ()
     facts = model.traced

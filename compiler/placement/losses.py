@@ -7,7 +7,7 @@ et al. 2021, arXiv:2101.06983). A balance loss of experts needs the tokens of ea
 first backward pass: with several micro-batches the same passes ahead count them.
 
 Cross entropy with `chunks` is computed with the network's last dense layer, the head, some tokens at a time: the logits
-of a chunk exist, and never those of a micro-batch (runtime/technique/chunked_head.py). `auto` takes the fewest chunks
+of a chunk exist, and never a micro-batch's (runtime/technique/chunked_head.py). `auto` takes the fewest chunks
 whose tokens are at most a quarter of the head's width, or `LEAST_TOKENS`. A chunk's logits are then a quarter of the
 gradient of the head's weight, which exists anyway, and its products are large enough to be fast. Over the tensor axis
 the head computes the losses also where one chunk is enough.
@@ -35,7 +35,7 @@ LEAST_TOKENS = 256  # of a chunk by `auto`: smaller products are slow
 
 @record
 class HeadChunks(Record):
-    """The head and the loss of a micro-batch in chunks: `tokens` are those of the largest micro-batch of a rank."""
+    """The head and the loss of a micro-batch in chunks: `tokens` counts the largest micro-batch of a rank."""
 
     module: str
     chunks: int

@@ -87,7 +87,7 @@ class Workload(Record):
         return self.batch / len(self.shares) if self.measured else self.share
 
     def in_rows(self, rows: int) -> Workload:
-        """Returns the work of a rank in rows of a batch, of which each sample takes so many."""
+        """Returns the work of a rank in rows of a batch; a sample may take several."""
         if rows == 1:
             return self
         shares = tuple(rows * share for share in self.shares)

@@ -175,7 +175,7 @@ class ExecutionTraces:
         return round(action.bytes * self._work_of(rank)) if action.carries in OF_SAMPLES else action.bytes
 
     def _work_of(self, rank: int) -> float:
-        """Returns the work of a rank, relative to a rank with the largest share of a batch, of which a plan tells."""
+        """Returns the work of a rank, relative to a rank with the largest share of a batch, by the plan."""
         shares = self._view.data.shares
         entries = entries_of(shares, coordinates(self._view, rank).get("data", 0))
         if entries is None or self._view.data.most_share:

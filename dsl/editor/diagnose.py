@@ -22,7 +22,7 @@ def diagnose(snapshot: Snapshot) -> list[Diagnostic]:
 def carry_over(analysed: Iterable[Diagnostic], before: Snapshot, now: Snapshot) -> list[Diagnostic]:
     """Returns the diagnostics of `now`, and those of the analysis of `before` whose statement is still the same.
 
-    A job with mistakes in its names has no analysis: those of the job before are then left out.
+    A job with mistakes in its names has no analysis: the earlier job's diagnostics are then left out.
     """
     found = diagnose(now)
     if has_errors(found):

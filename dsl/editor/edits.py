@@ -265,7 +265,7 @@ def _entries(document: tree.Document, block: str) -> Iterator[tuple[tuple[str, .
 
 
 def _entry(document: tree.Document, block: str, field: str) -> tree.Entry | None:
-    """Returns the last entry of this name, which is the one that counts."""
+    """Returns the last entry of this name, which counts."""
     return next((entry for path, entry in [*_entries(document, block)][::-1] if path == (field,)), None)
 
 
@@ -289,7 +289,7 @@ def _behind(document: tree.Document, value: tree.Expr) -> tree.Expr:
 
 
 def _source_of(document: tree.Document, value: tree.Expr) -> Span:
-    """Returns the text to replace for another value: that of a param if nothing else uses the param."""
+    """Returns the text to replace for another value: a param's if nothing else uses the param."""
     params = _params(document)
     if isinstance(value, tree.Name) and value.name in params:
         uses = Counter(node.name for node in _nodes(document) if isinstance(node, tree.Name))
@@ -365,7 +365,7 @@ def _removal(document: tree.Document, entry: tree.Entry | tree.Comparison) -> Te
 
 
 def _fills_lines(document: tree.Document, span: Span) -> bool:
-    """True if nothing but a comment and a comma stands beside a node on its lines."""
+    """True if only a comment and a comma stand beside a node on its lines."""
     text = document.source.text
     begin = text.rfind("\n", 0, span.start) + 1
     end = text.find("\n", span.end)

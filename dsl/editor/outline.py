@@ -14,7 +14,7 @@ MAX_DETAIL = 60  # characters of a value
 
 @record
 class Symbol(Record):
-    """A statement or an entry: characters `start` to `end`, of which `name_start` to `name_end` are its name."""
+    """A statement or an entry: characters `start` to `end`, with its name at `name_start` to `name_end`."""
 
     name: str
     kind: Literal["block", "field", "param", "import"]
@@ -36,7 +36,7 @@ class Fold(Record):
 
 
 def symbols(snapshot: Snapshot) -> list[Symbol]:
-    """Returns the statements in order, blocks with their entries; those of a broken block too."""
+    """Returns the statements in order, blocks with their entries, also a broken block's."""
     entries = _entries(snapshot)
     found = []
     for region in snapshot.regions:
@@ -121,7 +121,7 @@ def folds(snapshot: Snapshot) -> list[Fold]:
 
 
 def _runs(spans: list[tuple[int, int]], text: str) -> list[tuple[int, int]]:
-    """Joins spans with nothing but one line end between them."""
+    """Joins spans with only one line end between them."""
     runs: list[tuple[int, int]] = []
     for start, end in spans:
         if runs and text[runs[-1][1] : start].strip(" \t\r") == "\n":

@@ -86,7 +86,7 @@ class Snapshot:
         return "".join([*parts, self.text[at:]])
 
     def read_regions(self, before: list[Region]) -> list[Region]:
-        """Returns the statements. Only those of a text with syntax mistakes are parsed, each when it changes."""
+        """Returns the statements, parsed one by one, each when it changes, only if the text has syntax mistakes."""
         document = self.loaded.document
         is_whole = document is not None and document.complete and not any(
             d.code.startswith("E00") and d.span is not None and d.span.source.name == self.path

@@ -307,7 +307,7 @@ class BalanceBias(Call):
 
 @call("layer", "moe")
 class MixtureOfExperts(Call):
-    """Gated networks of which each token uses `top_k`, picked and weighed by a router; no token is dropped (Shazeer et
+    """Gated networks; each token uses `top_k` of them, picked and weighed by a router; no token is dropped (Shazeer et
     al. 2017, arXiv:1701.06538).
     """
 

@@ -48,7 +48,7 @@ class TensorBoardLogger(LibraryLogger):
 
 @call("logger", "wandb")
 class WandbLogger(LibraryLogger):
-    """A run of Weights & Biases. The login is that of `wandb login` or WANDB_API_KEY."""
+    """A run of Weights & Biases. The login comes from `wandb login` or WANDB_API_KEY."""
 
     library: ClassVar[str] = "wandb"
     extra: ClassVar[str] = "wandb"

@@ -1,4 +1,4 @@
-"""The optimizers: torch's, those of runtime/optimizer, and a user's own. One class says everything that dslc must know
+"""The optimizers: torch's, ours in runtime/optimizer, and a user's own. One class says everything that dslc must know
 of an optimizer that is not a user's.
 
 Its fields are its arguments, with the defaults of its class. The class variables and properties describe that class:
@@ -98,7 +98,7 @@ class Optimizer(Call):
         return 4.0 * len(self.state)
 
     def state_bytes(self, shape: tuple[int, ...], numbers: int) -> int:
-        """Returns the bytes of the state, but for `counts`, of a parameter of which a rank holds `numbers`."""
+        """Returns the bytes of the state, without `counts`, of a parameter with `numbers` numbers on a rank."""
         return 4 * len(self.state) * numbers
 
     def scratch_bytes(self, shapes: Sequence[tuple[tuple[int, ...], int]]) -> int:
@@ -193,7 +193,7 @@ class Adam(Optimizer):
         return moments * (numbers + 4 * (numbers // BLOCK) if self.has_codes and keeps_codes(shape) else 4 * numbers)
 
     def scratch_bytes(self, shapes: Sequence[tuple[tuple[int, ...], int]]) -> int:
-        """Returns the temporary bytes; of codes, those of the chunk that an update runs over."""
+        """Returns the temporary bytes; of codes, for the chunk that an update runs over."""
         if not self.has_codes:
             return Optimizer.scratch_bytes(self, shapes)
         return CODE_SCRATCH * min(CODE_CHUNK, max((numbers for _, numbers in shapes), default=0))
@@ -306,7 +306,7 @@ class Adafactor(Optimizer):
         return 4 * (numbers // shape[-1] + numbers // shape[-2] if len(shape) > 1 and numbers else numbers)
 
     def scratch_bytes(self, shapes: Sequence[tuple[tuple[int, ...], int]]) -> int:
-        """Returns the bytes beside the update of one parameter: torch frees those of the parameter before it later."""
+        """Returns the bytes beside the update of one parameter: torch frees the previous parameter's later."""
         most = before = factors = squares = 0
         for shape, numbers in shapes:
             if len(shape) > 1:

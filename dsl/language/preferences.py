@@ -16,7 +16,7 @@ _CHUNKS_DOC = "parts in which the last layer and the loss run"
 
 @call("source")
 class Preferences(Call):
-    """Pairs of answers to one prompt, of which the first is preferred, as tokens. A sample is a pair, two rows of a
+    """Pairs of answers to one prompt, the preferred one first, as tokens. A sample is a pair, two rows of a
     batch; the loss counts the tokens of the answers alone.
     """
 

@@ -159,7 +159,7 @@ def _of_epoch(
 
 
 def _measure(samples: Samples, sizes: Tensor, slot: _MicroBatch, known: int) -> int:
-    """Returns the numbers in the input of a batch; those of its largest sample for each, if it takes too long."""
+    """Returns the numbers in the input of a batch; its largest sample's for each, if it takes too long."""
     if known >= len(slot.indices):
         return _numbers(samples, slot.indices, slot.epoch)
     largest = slot.indices[sizes[slot.indices].argmax()]

@@ -51,7 +51,7 @@ class Padding:
 def measure_padding(
     step: DataStep, samples: Samples, shapes: Sequence[Shape] | None, data_ranks: int, microbatches: int, steps: int
 ) -> Padding | None:
-    """Returns the padding of batches in the order of the sampler. `shapes` are those of all training samples; None if
+    """Returns the padding of batches in the order of the sampler. `shapes` has one for each training sample; None if
     padding is a token. Returns None if batches hold fewer numbers than their samples.
     """
     count = min(steps, steps_per_epoch(step), step.visited // step.batch)

@@ -39,7 +39,7 @@ def classes_by_rank(
     step: DataStep, data_ranks: int, steps: int, classes: Mapping[int, int]
 ) -> dict[int, tuple[int, ...]]:
     """Returns for each class how many samples of it each data rank trains on in the first epoch, of at most `steps`
-    steps. `classes` are those of the samples that were read, by their numbers.
+    steps. `classes` has the class of each sample that was read, by its number.
     """
     counts = [
         Counter(classes[number] for number in samples.tolist() if number in classes)

@@ -207,7 +207,7 @@ def find_conflicts(records: SampleRecords) -> list[Copy]:
 
 
 def find_overlap(training: SampleRecords, records: SampleRecords) -> list[Copy]:
-    """Returns the samples of a split whose input is that of a training sample; `original` is of the training data."""
+    """Returns the samples of a split whose input equals a training sample's; `original` is of the training data."""
     known: dict[bytes, int] = {}
     for number, input in zip(training.numbers, training.inputs, strict=True):
         known.setdefault(input, number)

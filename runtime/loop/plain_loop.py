@@ -192,7 +192,7 @@ def _mean_of_pairs(step: LossStep, output: Tensor, target: Structure) -> Tensor:
 
 
 def balance_loss(router: Router, tokens: Tensor, chosen: Tensor) -> Tensor:
-    """Returns the balance loss of one layer, as `transformers` states it; it differs in nothing but sigmoid scores."""
+    """Returns the balance loss of one layer, as `transformers` states it; only sigmoid scores differ."""
     logits, experts = F.linear(tokens, router.weight), router.weight.shape[0]
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     scores = logits.sigmoid() if router.score == "sigmoid" else logits.softmax(-1)

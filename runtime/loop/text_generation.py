@@ -5,7 +5,7 @@ equally many each; a rank with fewer repeats its last. For each further token th
 evaluation over the last `context` tokens of each text, on the left of a batch of one shape, so that every axis works.
 The rank that has the logits of the place chooses the token. One sum over the ranks of the other axes gives it to all.
 
-Contract: greedy texts are those of one process, up to the rounding of the logits. A token that is drawn follows from
+Contract: greedy texts equal one process's, up to the rounding of the logits. A token that is drawn follows from
 the logits and a number that seed, step, prompt and place give (technique/philox.py). No generator of random numbers
 moves, and the module modes are restored: a training is the same with and without its texts.
 
@@ -163,7 +163,7 @@ class TextGenerator:
         return float(numbers[0])
 
     def _all_ended(self, ended: bool) -> bool:
-        """True if all ranks' texts have ended: those of a data axis may need each other's forward passes."""
+        """True if all ranks' texts have ended: ranks of a data axis may need each other's forward passes."""
         if self._job.world_size == 1 or not self._parts.engine.lockstep:
             return ended
         going = torch.tensor(int(not ended), device=self._parts.device)

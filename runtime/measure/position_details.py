@@ -173,7 +173,7 @@ def _collective_text(function: str) -> str:
 
 
 def _is_collective(callers: Sequence[FrameType]) -> bool:
-    """True if the caller, but for wrappers of torch's, is a collective as well: the outermost gives the name."""
+    """True if the caller, wrappers of torch's aside, is a collective as well: the outermost gives the name."""
     for frame in callers:
         file, function = frame.f_code.co_filename, frame.f_code.co_name
         if _JOINED not in file:

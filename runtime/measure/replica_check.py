@@ -6,7 +6,7 @@ from read to read is not compared, unless one rank draws anew what another does 
 
 Parameters with copies on several ranks are compared by a digest of each, a sum of its bits: after the first steps,
 after each evaluation, and before each checkpoint. With `train.check_replicas` they are then equal to the bit, also
-every so many steps (bit_equality.py). Copies over a tensor axis, whose gradients are not exchanged, are
+every few steps (bit_equality.py). Copies over a tensor axis, whose gradients are not exchanged, are
 compared after the first steps alone: rounding may lead them apart. A large model is compared by every n-th number of a
 tensor, `NUMBERS` in all. Buffers are compared where their statistics cover all ranks.
 

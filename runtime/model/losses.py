@@ -215,7 +215,7 @@ def _cross_entropy(step: LossStep) -> LossSum:
 
 
 class PairLosses(NamedTuple):
-    """The loss of each pair, and how far the reward of the chosen answer is above that of the rejected one."""
+    """The loss of each pair, and how far the reward of the chosen answer is above the rejected answer's."""
 
     losses: Tensor
     margins: Tensor

@@ -197,7 +197,7 @@ def _head(module: nn.Module, dense: list[nn.Module]) -> nn.Module | None:
 
 @contextmanager
 def dense_layers_without_memory() -> Iterator[None]:
-    """Makes dense layers on the meta device, so that those of a large model never all have memory; `give_memory` ends
+    """Makes dense layers on the meta device, so that a large model's layers never all have memory; `give_memory` ends
     that.
     """
     let_torchvision_load()  # which transformers imports

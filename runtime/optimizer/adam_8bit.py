@@ -5,7 +5,7 @@ number and a scale for each block of 256 numbers in a row; other moments are in 
 torchao, which decides by a rank's part, the whole parameter decides, and all parameters share the tables of values.
 
 Contract: blocks of a rank's rows are blocks of the whole; the compiler refuses plans where they are not. An update
-runs over `CODE_CHUNK` numbers at a time, so that its temporary tensors, of which torchao's code has many, stay small.
+runs over `CODE_CHUNK` numbers at a time, so that its temporary tensors, many in torchao's code, stay small.
 
 Limits: torchao compiles its update with `torch.compile`; here it runs without.
 """

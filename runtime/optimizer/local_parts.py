@@ -59,7 +59,7 @@ def _part(parameter: Tensor) -> Tensor:
 
 
 def empty_by_rows(parameter: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Returns a tensor without numbers, of which a rank has the rows that it has of the parameter."""
+    """Returns a tensor without numbers that is cut over the ranks as the parameter is."""
     if not is_distributed(parameter):
         return torch.empty(tuple(shape), dtype=dtype, device=parameter.device)
     from torch.distributed.tensor import DTensor, empty

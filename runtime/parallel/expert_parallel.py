@@ -15,7 +15,7 @@ partial results.
 
 Contract: all ranks of the group call `dispatch` equally often, in the same order, also a rank without rows. The result
 has the order of the rows. `apply` takes a model on the meta device, before `fully_shard`, and cuts the experts'
-parameters to DTensors, of which each rank has a part along the first dim, or along the width inside. Names stay.
+parameters to DTensors, cut along the first dim, or along the width inside. Names stay.
 
 Limits: the host waits for the counts, because torch needs the sizes of the rows' all-to-alls.
 """
@@ -71,7 +71,7 @@ def apply(job: JobProgram, model: nn.Module) -> None:
 
 
 def _cut(experts: nn.Module, mesh: DeviceMesh, axes: Sequence[str]) -> None:
-    """Replaces the parameters, which have no numbers yet, by DTensors of which this rank has a part."""
+    """Replaces the parameters, which have no numbers yet, by DTensors with a part on this rank."""
     from torch.distributed.tensor import DTensor, Shard
 
     for name, parameter in list(experts.named_parameters(recurse=False)):
@@ -251,7 +251,7 @@ class _ReduceScatterPieces(torch.autograd.Function):
 
 
 class _GatherPieces(torch.autograd.Function):
-    """Gathers the pieces of the sequence of all ranks; the gradient is summed, and a rank gets that of its piece."""
+    """Gathers the pieces of the sequence of all ranks; the gradient is summed, and a rank gets its piece of it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:

@@ -128,7 +128,7 @@ class _Product(torch.autograd.Function):
 
 class _Cast:
     """A cast of a matrix by one scale, or by one for each row (`dim` 1) or column (0). `cut` is the dim along which a
-    rank has a share. `scale`: that of the same matrix in an earlier cast, which holds for a whole tensor alone.
+    rank has a share. `scale`: the scale of the same matrix in an earlier cast, which holds for a whole tensor alone.
     """
 
     def __init__(

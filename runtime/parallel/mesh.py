@@ -89,7 +89,7 @@ class Mesh:
 
     def sharded_experts(self, replicas: int) -> DeviceMesh:
         """Returns the mesh of `fully_shard` for the experts that this rank holds, along with ranks of other groups: the
-        ranks of its sequence, and those of other copies.
+        ranks of its sequence, and the ranks of other copies.
         """
         assert self.root is not None
         copies = self.sizes["data"] // self.experts * self.sizes["context"]

@@ -118,7 +118,7 @@ class RankPosition:
 
     @property
     def current_step(self) -> int:
-        """The step that the rank works for: samples are those of the next one."""
+        """The step that the rank works for: samples belong to the next one."""
         return self.step + (self.phase == Phase.SAMPLES)
 
     @property

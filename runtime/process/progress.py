@@ -110,7 +110,7 @@ class Watch:
                 self._display.tick(self._board.furthest)
 
     def _write_texts(self) -> None:
-        """Passes generated texts to TensorBoard, but for those before this start."""
+        """Passes generated texts to TensorBoard, except texts from before this start."""
         if self._tensorboard is None or self._texts is None:
             return
         first = self._board.began[0] if self._board.began is not None else 0
@@ -173,7 +173,7 @@ class Watch:
         return (found.st_dev, found.st_ino) == self._folder
 
     def say(self, text: str) -> None:
-        """Shows a line between those of the training."""
+        """Shows a line between the training's lines."""
         self._say(readable(text))
 
     def say_of_late(self, ranks: list[int]) -> None:

@@ -154,7 +154,7 @@ def numbers(record: Record) -> Iterator[tuple[str, float | None]]:
 
 
 def overview_numbers(record: Record) -> Iterator[tuple[str, float | None]]:
-    """Yields the same without the load of each expert, of which a training may have hundreds."""
+    """Yields the same without the load of each expert: a training may have hundreds of experts."""
     return ((name, value) for name, value in numbers(record) if not name.startswith(EXPERT_LOAD))
 
 

@@ -10,7 +10,7 @@ a context axis have pieces of the samples. Over a tensor axis a module's output 
 a share of the features. The rank writes a summary for each layout, and the reader chooses by the size of the whole
 (cli/verification/recordings.py).
 
-    observed/tensors-N.safetensors      one row of `BUCKETS` sums for each summary, and what it is of
+    observed/tensors-N.safetensors      one row of `BUCKETS` sums for each summary, and its tensor
 
 Contract: the training is unchanged. Gradients are those before clipping, without the loss scale.
 

@@ -145,7 +145,7 @@ def compute_in_chunks(
 
 @dataclass(frozen=True, kw_only=True)
 class _ChunkSettings:
-    """`classes` are those of all ranks; `first` is the first of this rank's, and `group` the ranks with the others."""
+    """`classes` is their number over all ranks, `first` this rank's first, and `group` the ranks with the others."""
 
     chunks: int
     ignore: int | None

@@ -1,6 +1,6 @@
 """Dense layers that multiply in 8 bits, by torchao's `Float8Linear`, in the place of the layers that the program names.
 
-Model: each factor of a product is scaled so that its largest number, or that of each row, is the largest of the 8-bit
+Model: each factor of a product is scaled so that its largest number, or each row's, is the largest of the 8-bit
 format, then rounded. Scales follow from the numbers at hand (dynamic scaling), so a rank scales its own micro-batch.
 The result, bias and all other operations have the dtype of autocast. Parameters and the optimizer stay in float32.
 

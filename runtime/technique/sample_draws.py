@@ -7,7 +7,7 @@ the sample's place in the global batch, and of the element within the sample. So
 ranks with a piece of the sequence draw what one process draws, and so does a training that resumes.
 
 `SampleDraws` says which samples a pass is over. Recomputation enters the pass again (`replayed`), without states of
-generators. Attention's dropout and that of `nn.LSTM` go through the same kernels.
+generators. The dropout of attention and of `nn.LSTM` goes through the same kernels.
 
 Contract: the first dim of a filled tensor goes sample by sample, or the layer is one of `shared`, whose numbers are the
 same for all samples. Memory and autograd are torch's own. Other threads, other passes (an evaluation) and calls with a
@@ -228,7 +228,7 @@ def current_layer() -> DrawingLayer | None:
 
 @contextlib.contextmanager
 def in_layer(layer: DrawingLayer | None, drawn: int) -> Iterator[None]:
-    """Runs code of a module that draws by sample outside of its forward pass, after so many draws of the module."""
+    """Runs code of a module that draws by sample outside of its forward pass, after earlier draws of the module."""
     before = _ACTIVE.layer
     _ACTIVE.layer = layer
     if layer is not None and _ACTIVE.samples is not None:

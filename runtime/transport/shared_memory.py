@@ -387,7 +387,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
     def _exchange_parts(
         self, parts: Sequence[Tensor] | None, output: Tensor, receive: Callable[[Tensor, Slots], None], length: int
     ) -> None:
-        """Exchanges a part of `length` for each rank, of which `receive` sees its own; `parts` None sends nothing."""
+        """Exchanges a part of `length` for each rank; `receive` sees this rank's; `parts` None sends nothing."""
         size = output.element_size()
         step = max(1, SLOT_BYTES // size // self._ranks)
 

@@ -3,7 +3,7 @@
 Model: a rank makes a file without a name, in memory, and writes into a store where its peers find it: below its process
 in /proc. They open it there and map it. At the front of a segment stand 32-bit words that only one rank writes; a rank
 that waits for a word sleeps in the kernel (a futex). Behind them are the slots, which carry collectives piece by piece,
-and the room for messages, of which only the used part takes memory.
+and the room for messages; only its used part takes memory.
 
 Contract: nothing of a segment is left after the processes that map it, however they end, and no other user can open it.
 `open_segments` returns None on every rank of a group if it does so on one, as it does where the ranks are on several

@@ -32,7 +32,7 @@ def set_text_source(reader: KeyReader, key: str, files: Sequence[str]) -> None:
 
 
 def read_text_data(reader: KeyReader, key: str) -> None:
-    """Reads a list of data sets of which each is plain text: in files on disk they become the source."""
+    """Reads a list of data sets, each plain text: in files on disk they become the source."""
     value = reader.file.value(key)
     entries = value if isinstance(value, list) else [value]
     files = [file for entry in entries if isinstance(entry, dict) for file in _text_files(entry)]

@@ -97,7 +97,7 @@ def _count_devices(reader: KeyReader, on_cpu: bool) -> int | None:
 
 
 def _read_batch(reader: KeyReader) -> None:
-    """Reads the batch of a data module, which is that of each rank."""
+    """Reads the batch of a data module, which each rank has."""
     keys = [key for key, _ in reader.file.values() if re.fullmatch(r"(data|model)(\.\w+)*\.(train_)?batch_size", key)]
     accumulation = reader.whole_number("trainer.accumulate_grad_batches") or 1
     micro = reader.whole_number(keys[0]) if keys else None

@@ -134,7 +134,7 @@ def _set_loss(reader: KeyReader, keys: Mapping[str, str], word: str) -> None:
 
 
 def note_cross_entropy(reader: KeyReader, key: str) -> None:
-    """Notes that CPOTrainer adds a cross entropy to its loss, unless it is told not to. `key` asks for the loss."""
+    """Notes that CPOTrainer adds a cross entropy to its loss, unless a key forbids it. `key` asks for the loss."""
     if not reader.has("cpo_alpha"):
         message = "`simpo` of CPOTrainer adds the cross entropy of the chosen answers, which the job does not"
         reader.note_default(key, message, "`cpo_alpha: 0` trains by SimPO alone")

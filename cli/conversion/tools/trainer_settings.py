@@ -40,7 +40,7 @@ NO_DECAY = '["*.bias", "*norm*"]'
 
 
 def read_precision(reader: KeyReader, *, level: str = "") -> None:
-    """Reads `fp16` and `bf16`, of which one may be true."""
+    """Reads `fp16` and `bf16`; one of the two may be true."""
     fp16 = reader.flag("fp16")
     bf16 = reader.file.value("bf16") == "full" or reader.flag("bf16")
     if fp16 and bf16:
@@ -140,7 +140,7 @@ def read_optimizer(reader: KeyReader, key: str, default: str) -> None:
 
 
 def _read_betas(reader: KeyReader, word: str) -> dict[str, str]:
-    """Returns the argument `betas`, where the file states it or the tool's default is not that of a job."""
+    """Returns the argument `betas`, where the file states it or the tool's default is not a job's."""
     stated = {key: reader.number(key) for key in ("adam_beta1", "adam_beta2")}
     is_default = word != "lion" and all(beta is None for beta in stated.values())
     if (

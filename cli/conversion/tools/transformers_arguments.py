@@ -1,4 +1,4 @@
-"""Carries the arguments of Hugging Face's Trainer, with those of TRL and LLaMA-Factory, into a job."""
+"""Carries the arguments of Hugging Face's Trainer, TRL and LLaMA-Factory into a job."""
 
 from __future__ import annotations
 

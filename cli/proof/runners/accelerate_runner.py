@@ -1,6 +1,6 @@
 """Trains with Accelerate as its users do: `accelerate launch --config_file`, and a loop over what it prepares.
 
-The configuration states neither optimizer nor schedule: the loop has those of the job, made of torch's own.
+The configuration states neither optimizer nor schedule: the loop has the job's, made of torch's own.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def shard_model(model: nn.Module, *arguments: Any) -> nn.Module:
 
 
 def make_arguments() -> Any:
-    """Returns the arguments of the model, of which torchtitan counts parameters and FLOPs."""
+    """Returns the arguments of the model, from which torchtitan counts parameters and FLOPs."""
     from dataclasses import dataclass
 
     from torchtitan.protocols.model import BaseModelArgs

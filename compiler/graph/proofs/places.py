@@ -179,7 +179,7 @@ def memory(view: View) -> str:
 
 
 def _share_memory(view: View, process: Process, peak: int) -> str:
-    """Checks that each smaller share has its memory, which is at most that of the largest."""
+    """Checks that each smaller share has its memory, at most the largest share's."""
     batches = view.plan.one(Batches)
     sizes = {share.samples for _, share in view.plan.of_kind(Share) if share.batch == "full"}
     smaller = sizes - {max(sizes, default=0)} if batches.weights and not batches.most_share else set()

@@ -32,7 +32,7 @@ MOST_STATES = 4096  # choices that remain at a layer, at most
 
 
 def choose_recomputation(staging: Staging) -> JobSpec:
-    """Returns the job with the blocks of its budget chosen; those of the smallest peak if none fit.
+    """Returns the job with the blocks of its budget chosen; the blocks of the smallest peak if none fit.
 
     A job whose schedule splits the backward pass recomputes all blocks.
     """

@@ -121,7 +121,7 @@ def _report_features(
 
 
 def _report_experts(job: JobSpec, hidden: int, ranks: int, where: Span | None) -> Iterator[Diagnostic]:
-    """Reports E0230 for a width inside the experts, of which a rank's share is too narrow for a grouped product."""
+    """Reports E0230 for a width inside the experts whose share on a rank is too narrow for a grouped product."""
     mixture = next((each for each in mixtures(job) if each.hidden == hidden), None)
     step = EXPERT_WIDTH * ranks
     near = [n for n in (hidden // step * step, -(-hidden // step) * step) if n]

@@ -40,7 +40,7 @@ def check_coupling(job: JobSpec, layout: Layout) -> Iterator[Diagnostic]:
 
 
 def check_codes(job: JobSpec, layout: Layout, model: ModelGraph | None) -> Iterator[Diagnostic]:
-    """Reports plans under which moments in 8 bits would not be those of one process, or could not be kept."""
+    """Reports plans under which moments in 8 bits would differ from one process, or could not be kept."""
     optimizer, sharding = job.train.optimizer, sharding_of(job, layout)
     if not optimizer.has_codes:
         return

@@ -101,7 +101,7 @@ def with_shares(
 
 
 def _named_draws(draws: tuple[CutDraw, ...] | None, skipped: BlockReuse) -> tuple[CutDraw, ...] | None:
-    """Returns the draws with those of skipped blocks."""
+    """Returns the draws, with the draws of skipped blocks."""
     if draws is None:
         return None
     return tuple(skipped.inserted([*draws], lambda draw: draw.module, lambda draw, path: replace(draw, module=path)))

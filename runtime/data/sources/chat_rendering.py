@@ -9,7 +9,7 @@ Tokenizers may trim whitespace from the characters of a token: one of whitespace
 Contract: tokens, and masks by `{% generation %}`, equal those of `apply_chat_template`. If the text of the messages
 before a turn is not the beginning of the text with that turn, no mask is guessed: ConversationError.
 
-Limits: the tokenizer has to be a fast one, which knows the characters of each token. This module imports no torch, and
+Limits: the tokenizer must be a fast one, which knows the characters of each token. This module imports no torch, and
 `transformers` only when a renderer is made; nothing is downloaded, and no code of the folder runs.
 """
 
@@ -113,7 +113,7 @@ class ConversationRenderer:
     def render_answers(
         self, prompt: Sequence[Message], answers: Sequence[Sequence[Message]], tools: Sequence[Any] | None = None
     ) -> list[RenderedConversation]:
-        """Returns the tokens of a prompt with each of some answers, of which the answers' count. Raises
+        """Returns the tokens of a prompt with each of some answers; the answers' tokens count. Raises
         ConversationError.
         """
         named: dict[str, object] = {"tokenize": True, "return_dict": True} | ({"tools": list(tools)} if tools else {})
@@ -173,7 +173,7 @@ def common_length(one: Sequence[object], other: Sequence[object]) -> int:
 
 
 def mark_answers(prompt: Sequence[int], texts: Sequence[Sequence[int]]) -> list[RenderedConversation]:
-    """Returns texts that begin with a prompt, of which the tokens count from where one of them leaves the prompt."""
+    """Returns texts that begin with a prompt; their tokens count from where one of them leaves the prompt."""
     length = min(common_length(prompt, text) for text in texts)
     return [RenderedConversation(list(text), [n >= length for n in range(len(text))]) for text in texts]
 

@@ -8,7 +8,7 @@ A balance loss is `factor * experts * sum_e f_e P_e` of a layer: `f_e` are the t
 is its mean probability. `f_e` has no gradient, so that the gradient of each token's probability is one number for each
 expert, once the counts are known. One all-reduce sums them after all forward passes that count, before a backward pass.
 
-Contract: the counts are those of the global batch, so that biases and balance losses are the same for every plan.
+Contract: the counts are taken over the global batch, so that biases and balance losses are the same for every plan.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ExpertBalance:
         return torch.stack(losses).sum()
 
     def _sum_over_ranks(self, loads: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Returns the tokens of each expert in the global batch, by router, given those of this rank."""
+        """Returns the tokens of each expert in the global batch, by router, given this rank's."""
         counts = torch.cat([*loads])
         if self._group is not None:
             dist.all_reduce(counts, group=self._group)

@@ -109,7 +109,7 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(experts, width, hidden))
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """Returns the experts' results, (rows, width). `rows` are sorted by expert, and `counts` has those of each."""
+        """Returns the experts' results, (rows, width). `rows` are sorted by expert; `counts` has each one's number."""
         ends = counts.cumsum(0).to(torch.int32)
         gate, up = _grouped_product(rows, self.gate_up_proj, ends).chunk(2, -1)
         return _grouped_product(F.silu(gate) * up, self.down_proj, ends)
