@@ -38,6 +38,14 @@ NOT_NAMES = frozenset(
 )
 MAX_REPEATED_CLASSES = 9  # nodes of the syntax tree, records of plan files, and what implements them
 
+# Phrases that point at a thing where its name would be plainer.
+POINTING = re.compile(
+    r"\b(that of|those of|of which|of whom|so many|is told|is said|are told|are said|has to be|have to be|"
+    r"what is left|the ones? that|what (?:it|they) (?:is|are)|there is what|nothing but|but for)\b",
+    re.IGNORECASE,
+)
+MAX_POINTING = 60  # in all docstrings
+
 # Libraries that the runtime uses only for jobs that ask for them.
 OPTIONAL = (
     "PIL",
@@ -311,6 +319,18 @@ def test_no_name_is_only_a_participle_an_adverb_or_a_pronoun() -> None:
         if (words := re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+", name)) and {w.lower() for w in words} <= NOT_NAMES
     }
     assert not vague, f"name what it is or does: {vague}"
+
+
+def test_few_docstrings_point_at_things() -> None:
+    """They name a thing again instead."""
+    places = [
+        f"{module}: {phrase}"
+        for module in rooms.modules()
+        for node in ast.walk(ast.parse((ROOT / module).read_text(encoding="utf-8")))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        for phrase in POINTING.findall(ast.get_docstring(node) or "")
+    ]
+    assert len(places) <= MAX_POINTING, places
 
 
 def test_few_classes_share_a_name() -> None:
