@@ -320,6 +320,13 @@ def _status(made: argparse.ArgumentParser) -> None:
     how.add_argument("--json", action="store_true", help="print a list of objects, for machines")
 
 
+def _ui(made: argparse.ArgumentParser) -> None:
+    made.add_argument("runs", metavar="RUNS", help="a folder of runs: of a job, of a sweep, or one run directory")
+    made.add_argument(
+        "--port", metavar="N", type=lambda text: count(text, 65535), default=0, help="the port (default: a free one)"
+    )
+
+
 def _why(made: argparse.ArgumentParser) -> None:
     made.add_argument("run", metavar="RUN", help="a run directory, also of another machine")
     made.add_argument("--json", action="store_true", help="print an object with all positions, for machines")
@@ -460,6 +467,11 @@ _COMMANDS = {
         _submit,
     ),
     "status": ("show where a run stands, or each run of a folder", "dslc status runs/digits --follow", _status),
+    "ui": (
+        "show the runs of a folder in a browser tab, as they train: what differs in their jobs, and their curves",
+        "dslc ui runs/digits",
+        _ui,
+    ),
     "why": (
         "show why a run stalls or has ended: the rank that is behind, its module and line, and the ranks that wait",
         "dslc why runs/digits/2026-11-23_20-15-00",

@@ -8,13 +8,14 @@ from typing import Any, TextIO
 
 from dslc.compiler.ir.number_text import byte_text, time_text
 from dslc.compiler.show.page.content import ReportLine
-from dslc.runtime.measure.collectives import FIRST_STEP
 from dslc.terminal.tables import console
 
 
 def show_report(report: Mapping[str, Any], screen: TextIO | None = None) -> None:
     """Prints predicted beside measured figures; ranks with equal figures share a line."""
     from rich.table import Table
+
+    from dslc.runtime.measure.collectives import FIRST_STEP  # which loads torch
 
     table = Table("ranks", "what", box=None, pad_edge=False)
     for column in ("predicted", "measured", "difference"):

@@ -11,8 +11,7 @@ from dslc.compiler.ir.number_text import byte_text
 from dslc.compiler.show.page.content import MetricCurve, ReportLine, RunFigures
 from dslc.dsl.words import plural
 from dslc.runs.report_table import merged_lines, report_lines
-from dslc.runtime.measure.report import NAME, VERSION
-from dslc.runtime.process.records import PHASES, Record, overview_numbers, readable_records
+from dslc.runtime.process.records import PHASES, REPORT, REPORT_VERSION, Record, overview_numbers, readable_records
 
 MOST_POINTS = 1000  # of a curve
 MOST_LINES = 300  # of a report
@@ -25,7 +24,7 @@ def run_figures(folder: str, state: str) -> RunFigures:
     return RunFigures(
         folder=os.path.normpath(folder),
         state=state,
-        lines=tuple(_report(os.path.join(folder, NAME))),
+        lines=tuple(_report(os.path.join(folder, REPORT))),
         curves=tuple(curves(readable_records(folder))),
     )
 
@@ -38,7 +37,7 @@ def _report(path: str) -> list[ReportLine]:
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     try:
-        if report["version"] != VERSION:
+        if report["version"] != REPORT_VERSION:
             raise ValueError(f"{path} is of another version of dslc")
         lines = [*report_lines(report), *merged_lines(report, _process_lines)]
     except (KeyError, TypeError, AttributeError, IndexError):

@@ -4,7 +4,7 @@ Model: `dslc run` and `dslc submit` write `sweep.json` into the folder of a swee
 paths that vary, and the sub-folder and the values of each training. All else is read from the sub-folders.
 
 Contract: a training that has not begun, that still runs or that failed has a row as any other; what is not known of it
-is empty. A metric whose direction is not known (a function of the user's that no goal names) has no best value.
+is empty.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TextIO
 
@@ -22,13 +22,13 @@ from dslc.compiler.ir.number_text import path_text, time_text
 from dslc.compiler.ir.program import JobProgram
 from dslc.dsl.meaning.load import LoadResult
 from dslc.launching.run_state import RunState, run_states, runs_in
+from dslc.runs.metric_summary import MetricSummary, directions
 from dslc.runtime.checkpoint.files import is_plain_name
-from dslc.runtime.process.records import Record, naming, numbers, readable_records
+from dslc.runtime.process.records import naming, readable_records
 from dslc.terminal.tables import console
 
 NAME, CSV = "sweep.json", "sweep.csv"
 _MOST = 1 << 24  # bytes of a file that is read
-_LOWER = ("loss", "perplexity", "mse")  # kinds of metrics that fall as a training gets better
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +57,7 @@ class SweepRow:
 
 def write_sweep(folder: str, loaded: LoadResult, names: Sequence[str], program: JobProgram) -> None:
     """Writes `sweep.json`: the combinations of `loaded` are trained in sub-folders of these names, as `program`."""
+    assert loaded.job is not None
     sweep = Sweep(
         job=program.file,
         paths=tuple(path for path, _ in loaded.combinations[0]),
@@ -64,7 +65,7 @@ def write_sweep(folder: str, loaded: LoadResult, names: Sequence[str], program: 
             (name, tuple(text for _, text in settings))
             for name, settings in zip(names, loaded.combinations, strict=True)
         ),
-        highest=_directions(program),
+        highest=directions(loaded.job),
     )
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, NAME)
@@ -82,14 +83,6 @@ def read_sweep(folder: str) -> Sweep | None:
     return found if valid else None
 
 
-def _directions(program: JobProgram) -> dict[str, bool]:
-    """Returns of each metric whether its highest value is the best; a goal of the job says it of a user's own."""
-    found = {"loss": False}
-    found |= {metric.name: metric.kind not in _LOWER for metric in program.metrics if metric.kind != "python"}
-    goals = (program.checkpoint.best, program.early_stopping)
-    return found | {goal.metric: goal.highest for goal in goals if goal is not None}
-
-
 # --------------------------------------------------------------------------------------------------------- the table
 
 
@@ -104,31 +97,17 @@ def rows_of(folder: str, sweep: Sweep) -> list[SweepRow]:
 
 
 def _row(place: str, name: str, values: tuple[str, ...], standing: RunState, sweep: Sweep) -> SweepRow:
-    last: dict[str, float | None] = {}
-    best: dict[str, tuple[float, int]] = {}
-    seconds = None
+    summary = MetricSummary(sweep.highest)
     for record in readable_records(place):
-        seconds = record.get("seconds", seconds)
-        for metric, shown, value in _metrics(record):
-            last[shown] = value
-            highest = sweep.highest.get(_within(record["split"], metric), sweep.highest.get(metric))
-            if value is None or highest is None or record["split"] in ("train", "training", "test"):
-                continue
-            before = best.get(shown)
-            if before is None or (value > before[0] if highest else value < before[0]):
-                best[shown] = value, record["step"]
-    return SweepRow(values=values, folder=name, standing=standing, last=last, best=best, seconds=seconds)
-
-
-def _metrics(record: Record) -> Iterator[tuple[str, str, float | None]]:
-    for name, value in numbers(record):
-        if name not in ("lr", "skipped") and isinstance(value, int | float | None):
-            yield name, f"{record['split']} {name}", value
-
-
-def _within(split: str, metric: str) -> str:
-    """Returns the name that a goal has for a metric of one of several validation sets: `clean.loss`."""
-    return f"{split.partition('/')[2]}.{metric}".removeprefix(".")
+        summary.add(record)
+    return SweepRow(
+        values=values,
+        folder=name,
+        standing=standing,
+        last=summary.last,
+        best=summary.best,
+        seconds=summary.seconds,
+    )
 
 
 def _names(found: Sequence[Mapping[str, object]]) -> list[str]:

@@ -59,11 +59,9 @@ from dslc.compiler.ir.program import JobProgram, RankPlace, StepPhases, TrainMod
 from dslc.runtime.measure import collectives
 from dslc.runtime.measure.slow_steps import compared_phases, median_phases
 from dslc.runtime.measure.track_memory import KINDS, Tracker
-from dslc.runtime.process.records import SHARES, SKIPPED, Record, naming, read_metrics
+from dslc.runtime.process.records import REPORT, REPORT_VERSION, SHARES, SKIPPED, Record, naming, read_metrics
 from dslc.runtime.step.assemble import TrainingComponents
 
-NAME = "report.json"
-VERSION = 1
 TRACKED_STEPS = 3  # the first steps of a process; their collectives are those of engines that still settle
 
 B = TypeVar("B")
@@ -163,7 +161,7 @@ def write_report(run_dir: str, plan: Mapping[str, Any], job: JobProgram, steps: 
         "measured": step_time(read_metrics(run_dir)),
     }
     report = {
-        "version": VERSION,
+        "version": REPORT_VERSION,
         "plan": plan["hash"],
         "steps": {"planned": plan["data"]["steps"], "done": steps},
         "step_time": {**times, "calibrate": job.calibrate},
@@ -171,7 +169,7 @@ def write_report(run_dir: str, plan: Mapping[str, Any], job: JobProgram, steps: 
         "skipped_batches": skipped_batches(run_dir),
         "ranks": [_rank(run_dir, plan, job, rank) for rank in range(_world_size(plan))],
     }
-    path = os.path.join(run_dir, NAME)
+    path = os.path.join(run_dir, REPORT)
     with naming(path), replacing(path) as file:
         json.dump(report, file, indent=1)
         file.write("\n")

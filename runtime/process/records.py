@@ -31,6 +31,7 @@ from dslc.compiler.facts.untrusted_files import LINE_LIMIT, open_file, open_to_a
 NAME = "metrics.jsonl"
 TEXTS = "samples.jsonl"
 NOTES = os.path.join("logs", "notes.txt")
+REPORT, REPORT_VERSION = "report.json", 1  # of what a run measured (measure/report.py)
 SHARES = "shares.json"  # of a batch, by the measured speed of the ranks (step/rank_speeds.py)
 EXPERT_LOAD = "load."  # begins the name of the load of one expert
 SKIPPED = "skipped_batches.json"  # of spikes of the loss (loop/loss_spikes.py)
@@ -238,21 +239,21 @@ def note(run_dir: str, text: str, whole: str = "") -> None:
 
 
 class Follower:
-    """Reads a file of lines as it grows, from byte `begin` on."""
+    """Reads a file of lines as it grows, from byte `begin` on. `position` is the byte after the last line."""
 
     def __init__(self, path: str, begin: int = 0) -> None:
-        self._path, self._at = path, begin
+        self._path, self.position = path, begin
 
     def new(self) -> Iterator[str]:
         try:
             with open_file(self._path) as file:
-                file.seek(self._at)
+                file.seek(self.position)
                 while line := file.readline(LINE_LIMIT):
                     if line.endswith(b"\n"):
-                        self._at += len(line)
+                        self.position += len(line)
                         yield line.decode(errors="replace")
                     elif len(line) == LINE_LIMIT:
-                        self._at += len(line)  # of a line that no training writes
+                        self.position += len(line)  # of a line that no training writes
                     else:
                         break
         except OSError:

@@ -65,6 +65,7 @@ ROOMS = (
     "cli/proof",
     "cli/editor",
     "cli/planner",
+    "cli/ui",
     "cli/commands",
     "cli",
 )

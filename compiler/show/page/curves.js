@@ -3,13 +3,13 @@
 
 /** @typedef {[number, number | null]} Point step, value */
 /** @typedef {{metric: string, split: string, points: Point[]}} Curve */
-/** @typedef {{name: string, points: Point[], side: number, colour: number}} Line */
+/** @typedef {{name: string, points: Point[], side: number, colour: number, title?: string}} Line `title` is its name in full */
 /** @typedef {{title: string, lines: Line[], stacked: boolean}} Chart */
 
 const CHART = { width: 480, height: 190, left: 56, right: 10, top: 8, bottom: 22 };
 const PHASE = "seconds.";
 const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
-const DASHES = ["", "5 3"]; // of the first run and the second
+const DASHES = ["", "5 3", "2 2", "9 3 2 3"]; // of the first run and the second; of each six runs
 const OUTLIER = 10; // times the median: higher sums of phases, as of a first step, are cut off
 
 /** Returns the charts of the curves of each side. @param {Curve[][]} sides @returns {Chart[]} */
@@ -31,6 +31,17 @@ function chartsOf(sides) {
   }
   const all = [...charts.values()];
   return [...all.filter((chart) => !chart.stacked), ...all.filter((chart) => chart.stacked)];
+}
+
+/** Returns the last of some intervals that begins at or before a time. @template T @param {T[]} all
+ * @param {(one: T) => number} start @param {number} time @returns {T | undefined} */
+function lastBefore(all, start, time) {
+  let low = 0, high = all.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (start(all[middle]) <= time) low = middle + 1; else high = middle;
+  }
+  return all[low - 1];
 }
 
 /** Returns the last value at or before a step; undefined before the first. @param {Line} line @param {number} step */
@@ -105,7 +116,7 @@ function drawChart(chart, [first, last], onMove) {
       const ends = [`${x(points[0][0])},${y(0)}`, path, `${x(points[points.length - 1][0])},${y(0)}`];
       svg.append(svgElement("polygon", { points: ends.join(" "), fill: colour }));
     } else {
-      svg.append(svgElement("polyline", { points: path, stroke: colour, "stroke-dasharray": DASHES[line.side] ?? "", class: "curve" }));
+      svg.append(svgElement("polyline", { points: path, stroke: colour, "stroke-dasharray": DASHES[line.side % DASHES.length], class: "curve" }));
       if (points.length < 40) for (const [cx, cy] of points.map((point) => place(point).split(","))) svg.append(svgElement("circle", { cx, cy, r: 2.2, fill: colour }));
     }
   }
@@ -123,6 +134,7 @@ function drawChart(chart, [first, last], onMove) {
     const name = document.createElement("span"), key = document.createElement("i"), value = document.createElement("span");
     key.style.borderTop = `3px ${line.side ? "dashed" : "solid"} ${COLOURS[line.colour % COLOURS.length]}`;
     value.className = "value";
+    name.title = line.title ?? "";
     name.append(key, `${line.name} `, value);
     caption.append(name);
     return { line, value };
@@ -145,23 +157,30 @@ function chartText(chart, first, last) {
   return `${chart.title} over steps ${first} to ${last}: ${ends.join(", ")}`;
 }
 
-/** Adds the charts of all runs with their cursor. @param {Element} place @param {Curve[][]} sides */
-function addCurves(place, sides) {
-  const charts = chartsOf(sides);
-  const steps = [...new Set(charts.flatMap((chart) => chart.lines.flatMap((line) => line.points.map(([step]) => step))))].sort((a, b) => a - b);
-  if (steps.length < 2) return;
-  const [first, last] = [steps[0], steps[steps.length - 1]];
+/** Returns the steps of charts. @param {Chart[]} charts */
+function stepsOf(charts) {
+  return [...new Set(charts.flatMap((chart) => chart.lines.flatMap((line) => line.points.map(([step]) => step))))].sort((a, b) => a - b);
+}
+
+/** Adds a slider over the steps, and returns what shows charts below it. Shown again, the cursor stays at its step, or at
+ * the last one. @param {Element} place @returns {(charts: Chart[]) => void} */
+function makeChartGrid(place) {
   const label = document.createElement("label"), slider = document.createElement("input"), readout = document.createElement("output");
+  const grid = document.createElement("div");
+  /** @type {ReturnType<typeof drawChart>[]} */
+  let drawn = [];
+  /** @type {number[]} */
+  let steps = [];
   const show = (/** @type {number} */ wanted) => {
-    const step = Math.min(last, Math.max(first, wanted));
+    const step = Math.min(steps[steps.length - 1], Math.max(steps[0], wanted));
     slider.value = String(step);
     readout.value = `step ${step}`;
     slider.setAttribute("aria-valuetext", [readout.value, ...drawn.map((each) => each.update(step))].join("; "));
   };
-  const drawn = charts.map((chart) => drawChart(chart, [first, last], show));
   label.className = "slider";
   label.textContent = "step ";
-  Object.assign(slider, { type: "range", min: String(first), max: String(last), step: "1" });
+  slider.type = "range";
+  slider.step = "1";
   slider.addEventListener("input", () => show(Number(slider.value)));
   slider.addEventListener("keydown", (event) => {
     const ahead = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1 }[event.key], now = Number(slider.value);
@@ -170,9 +189,23 @@ function addCurves(place, sides) {
     show((ahead > 0 ? steps.find((step) => step > now) : steps.findLast((step) => step < now)) ?? now);
   });
   label.append(slider, readout);
-  const grid = document.createElement("div");
   grid.className = "charts";
-  grid.append(...drawn.map((each) => each.figure));
   place.append(label, grid);
-  show(last);
+  return (charts) => {
+    const isAtEnd = steps.length === 0 || Number(slider.value) >= steps[steps.length - 1], before = Number(slider.value);
+    steps = stepsOf(charts);
+    label.hidden = steps.length < 2;
+    /** @type {[number, number]} */
+    const ends = [steps[0] ?? 0, steps.at(-1) ?? 0];
+    [slider.min, slider.max] = ends.map(String);
+    drawn = charts.map((chart) => drawChart(chart, ends, show));
+    grid.replaceChildren(...drawn.map((each) => each.figure));
+    if (steps.length) show(isAtEnd ? ends[1] : before);
+  };
+}
+
+/** Adds the charts of all runs with their cursor. @param {Element} place @param {Curve[][]} sides */
+function addCurves(place, sides) {
+  const charts = chartsOf(sides);
+  if (stepsOf(charts).length > 1) makeChartGrid(place)(charts);
 }

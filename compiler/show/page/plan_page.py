@@ -12,11 +12,11 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Sequence
-from importlib.resources import files
 
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.show.draw import VIEWS, draw
+from dslc.compiler.show.page.assets import PAGE, read_assets
 from dslc.compiler.show.page.content import ComparedSection, PageSide, PlanComparison, ReportLine, RunFigures
 from dslc.compiler.show.page.subjects import SubjectTable, linked_svg
 from dslc.compiler.show.page.timeline import timeline
@@ -24,6 +24,7 @@ from dslc.compiler.show.picture import svg
 from dslc.dsl.plain import plain
 
 SCRIPTS = ("plan_model.js", "movable_view.js", "timeline_cursor.js", "curves.js", "plan_page.js")
+STYLES = ("base.css", "plan_page.css")
 LETTERS = ("A", "B")
 _TOOLS = (("in", "+", "zoom in"), ("out", "\N{MINUS SIGN}", "zoom out"), ("all", "reset", "show all"))
 _KEYS = (
@@ -55,13 +56,13 @@ def page(sides: Sequence[PageSide], view: str = "placement", comparison: PlanCom
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width">\n'
-        f"<title>{title}</title>\n<style>\n{_asset('plan_page.css')}</style>\n</head>\n<body>\n"
+        f"<title>{title}</title>\n<style>\n{read_assets(PAGE, STYLES)}</style>\n</head>\n<body>\n"
         f"<header><h1>{title}</h1>"
         '<search><label>search <input id="search" type="search" autocomplete="off" '
         'placeholder="rank 3, stage 1, blocks.0"></label><ul id="results" aria-label="results"></ul></search>'
         f'</header>\n<main>{"".join(parts)}<p id="keys" class="note">{_KEYS}</p></main>\n'
         '<aside id="details" aria-label="the selection" aria-live="polite"></aside>\n'
-        f"{''.join(data)}<script>\n{''.join(map(_asset, SCRIPTS))}</script>\n</body>\n</html>\n"
+        f"{''.join(data)}<script>\n{read_assets(PAGE, SCRIPTS)}</script>\n</body>\n</html>\n"
     )
 
 
@@ -158,7 +159,3 @@ def _data(name: str, value: object) -> str:
     # `</script` would end the script element, and `<!--<script` would keep it open: JSON may write `<` as an escape.
     text = json.dumps(value, sort_keys=True, separators=(",", ":")).replace("<", "\\u003c")
     return f'<script type="application/json" id="{name}">{text}</script>\n'
-
-
-def _asset(name: str) -> str:
-    return files("dslc.compiler.show.page").joinpath(name).read_text(encoding="utf-8")

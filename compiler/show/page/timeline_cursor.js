@@ -14,17 +14,6 @@ const MEMORY_NOTE = "State is what a rank holds between two steps, activations a
   + "What a layer works in, gradients made in the step and gathered parameters come on top, at most up to the peak.";
 const SAID_ROWS = 4; // rows that a screen reader hears at each move
 
-/** Returns the last of some intervals that begins at or before a time. @template T @param {T[]} all
- * @param {(one: T) => number} start @param {number} time @returns {T | undefined} */
-function lastBefore(all, start, time) {
-  let low = 0, high = all.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (start(all[middle]) <= time) low = middle + 1; else high = middle;
-  }
-  return all[low - 1];
-}
-
 /** Returns what a row does and holds at a time. @param {TimelineRow} row @param {number} time @returns {Moment} */
 function momentOf(row, time) {
   const pass = lastBefore(row.passes, (each) => each[3], time), held = lastBefore(row.held, (each) => each[0], time);

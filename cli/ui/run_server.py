@@ -1,0 +1,98 @@
+"""The server of `dslc ui`: a page, and what it asks for, on the loopback interface.
+
+Contract: an answer needs the token of the address, and a `Host` that names this server, so that no other page and no
+other name of this address reads it. There is no method but GET. No path names a file: `run` is a name that `RunBoard`
+knows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from dslc.dsl.plain import plain
+from dslc.ui.run_board import RunBoard
+from dslc.ui.runs_page import runs_page
+
+HOST = "127.0.0.1"
+_IDLE = 30.0  # seconds that a connection may be silent
+_OLD = "This address needs the token that `dslc ui` has printed, which is another one at each start.\n"
+
+
+class RunServer(ThreadingHTTPServer):
+    """Serves the runs of a folder. Port 0 is a free one. Raises OSError if the port is not free."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: str, port: int) -> None:
+        self.board, self.token = RunBoard(folder), secrets.token_urlsafe(24)
+        self.title = f"runs of {os.path.basename(os.path.abspath(folder))}"
+        super().__init__((HOST, port), _Handler)
+
+    @property
+    def address(self) -> str:
+        return f"http://{HOST}:{self.server_port}/?token={self.token}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Names an error; a browser that has closed its connection is none."""
+        error = sys.exception() if sys.version_info >= (3, 12) else sys.exc_info()[1]
+        if not isinstance(error, ConnectionError | TimeoutError):
+            print(plain(f"dslc ui: {type(error).__name__}: {error}"), file=sys.stderr)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: RunServer
+    server_version, sys_version = "dslc", ""
+    timeout = _IDLE
+
+    def do_GET(self) -> None:
+        path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
+        values = {name: texts[0] for name, texts in query.items()}
+        if not self._is_allowed(values.get("token", "")):
+            self._reply(HTTPStatus.FORBIDDEN, _OLD, "text/plain")
+        elif path == "/":
+            nonce = secrets.token_urlsafe(12)
+            self._reply(HTTPStatus.OK, runs_page(self.server.title, nonce), "text/html", nonce)
+        elif path == "/runs":
+            after = values.get("after", "")
+            self._reply_json(self.server.board.changes(int(after) if after.isdecimal() and len(after) < 16 else 0))
+        elif path == "/curves":
+            self._reply_json(self.server.board.curves(values.get("run", ""), values.get("cursor", "")))
+        else:
+            self._reply_json(None)
+
+    def _is_allowed(self, token: str) -> bool:
+        hosts = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
+        known = secrets.compare_digest(token.encode(), self.server.token.encode())
+        return known and self.headers.get("Host") in hosts
+
+    def _reply_json(self, value: object) -> None:
+        status = HTTPStatus.NOT_FOUND if value is None else HTTPStatus.OK
+        self._reply(status, json.dumps(value, separators=(",", ":")), "application/json")
+
+    def _reply(self, status: HTTPStatus, text: str, kind: str, nonce: str = "") -> None:
+        content = text.encode()
+        own = f"'nonce-{nonce}'" if nonce else "'none'"
+        policy = f"default-src 'none'; script-src {own}; style-src {own}; connect-src 'self'; base-uri 'none'"
+        self.send_response(status)
+        for name, value in (
+            ("Content-Type", f"{kind}; charset=utf-8"),
+            ("Content-Length", str(len(content))),
+            ("Cache-Control", "no-store"),
+            ("Content-Security-Policy", f"{policy}; form-action 'none'; frame-ancestors 'none'"),
+            ("Cross-Origin-Resource-Policy", "same-origin"),
+            ("Referrer-Policy", "no-referrer"),
+            ("X-Content-Type-Options", "nosniff"),
+        ):
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *values: object) -> None:
+        """Logs nothing: a request holds the token."""
