@@ -30,6 +30,7 @@ def further_plans(job: JobSpec, world_size: int) -> Iterator[tuple[Settings, ...
         ({"parallelism.zero": 1},),
         ({"parallelism.tensor": 2},),
         ({"parallelism.context": 2},),
+        ({"parallelism.expert": 2},),
         ({"memory.recompute": "selective"},),
     ]
     yield from (plan for plan in plans if plan[0].keys() <= set(searched))

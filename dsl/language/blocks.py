@@ -245,7 +245,8 @@ class ParallelismSpec(Block):
 
     whole: ClassVar = "auto"
     searched: ClassVar = (
-        "data", "pipeline", "tensor", "context", "zero", "replicas", "microbatches", "schedule", "virtual_stages",
+        "data", "pipeline", "tensor", "context", "zero", "replicas", "expert", "microbatches", "schedule",
+        "virtual_stages",
     )  # fmt: skip
     auto: bool = arg(Bool(), "the compiler chooses the whole block; written `parallelism = auto`", default=False)
     data: int | None = arg(auto_or(_COUNT), "ranks that share a global batch", default=None, shown="what remains")
@@ -259,7 +260,9 @@ class ParallelismSpec(Block):
     pipeline: int = arg(auto_or(_COUNT), "stages in sequence, each on ranks of its own", default=1)
     tensor: int = arg(auto_or(_COUNT), "ranks that share each layer", default=1)
     context: int = arg(auto_or(_COUNT), "ranks that share each sequence", default=1)
-    expert: int = arg(_COUNT, "ranks inside the data axis that share the experts of each `moe` layer", default=1)
+    expert: int = arg(
+        auto_or(_COUNT), "ranks inside the data axis that share the experts of each `moe` layer", default=1
+    )
     zero: int = arg(
         auto_or(Int(min=0, max=3)),
         "over `data`: 1, optimizer state sharded; 2, and gradients; 3, and parameters",

@@ -7,10 +7,10 @@ depend on no clock, so that each host chooses the same plan:
 1. Each split into axes, up to `SPLITS_WORK`, is priced with the defaults of its other fields and the most sharding, and
    with more recomputation until it fits.
    Of more than `MANY_SPLITS` the ones with the most data ranks are priced, up to `MANY_SPLITS_WORK`.
-2. The best `REFINED` splits, and more up to `BOUNDED_WORK`, are refined: one pair of fields after another takes the
-   best of all its values, the rest as they are, until a round changes nothing, at most `ROUNDS` rounds. The pairs are
-   `recompute` and `microbatches`, `schedule` and `virtual_stages`, `zero` and `replicas`. After `REFINED_WORK` no
-   further plan is priced.
+2. The best `REFINED` splits, and more up to `BOUNDED_WORK`, are refined: one group of fields after another takes the
+   best of all its values, the rest as they are, until a round changes nothing, at most `ROUNDS` rounds. The groups are
+   `recompute` and `microbatches`, `schedule` and `virtual_stages`, and `zero`, `replicas` and `expert`. After
+   `REFINED_WORK` no further plan is priced.
 
 A plan that does not fit has no time, unless none fits.
 
@@ -173,7 +173,8 @@ class PlanSearch:
         are refused.
         """
         most_sharded = max(
-            space.sharding(axes), key=lambda each: (each[0] if axes[0] == 1 else -abs(each[0] - 1), -each[1])
+            space.sharding(axes),
+            key=lambda each: (each[0] if axes[0] == 1 else -abs(each[0] - 1), -each[1], -each[2]),
         )
         schedule = space.schedules(axes)[0]
         for word, count in space.schedules(axes):
@@ -213,7 +214,7 @@ class PlanSearch:
 
 
 def _variants(space: PlanSpace) -> Iterator[Callable[[PricedPlan], list[Plan]]]:
-    """Yields for each pair of fields what lists its values on the axes of a plan."""
+    """Yields for each group of fields what lists its values on the axes of a plan."""
 
     def axes(plan: PricedPlan) -> Axes:
         pipeline, tensor, context, data = (
@@ -231,7 +232,8 @@ def _variants(space: PlanSpace) -> Iterator[Callable[[PricedPlan], list[Plan]]]:
         for word, count in space.schedules(axes(plan))
     ]
     yield lambda plan: [
-        {"parallelism.zero": zero, "parallelism.replicas": copies} for zero, copies in space.sharding(axes(plan))
+        {"parallelism.zero": zero, "parallelism.replicas": copies, "parallelism.expert": experts}
+        for zero, copies, experts in space.sharding(axes(plan))
     ]
     yield lambda plan: [{"memory.offload": moved} for moved in space.offloads]
 

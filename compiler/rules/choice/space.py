@@ -2,7 +2,8 @@
 
 The axes are all splits of the devices into divisors. There is no list of supported combinations: a plan that a rule
 refuses is a plan with that rule's code. Values without an effect are their defaults: `zero` over one rank, `schedule`
-without a pipeline. `parallelism.stages` is not searched, as `balanced` computes the best cut.
+without a pipeline, `expert` without a `moe` layer. `parallelism.stages` is not searched, as `balanced` computes the
+best cut.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from functools import cached_property
 from itertools import product
+from math import gcd
 
 from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.losses import mixtures
 from dslc.dsl.bounds import ACTIONS
 from dslc.dsl.language.blocks import SCHEDULES
 from dslc.dsl.language.calls import EveryNthBlock
@@ -30,6 +33,7 @@ _OFFLOAD: tuple[tuple[str, ...], ...] = (
 )
 
 Axes = tuple[int, int, int, int]  # pipeline, tensor, context, data
+Sharding = tuple[int, int, int]  # `zero`, `replicas`, `expert`
 Plan = dict[str, object]  # the values of all searched fields, by path
 
 
@@ -66,8 +70,8 @@ class PlanSpace(Record):
             return [getattr(self.job.parallelism, name)]
         return [n for n in range(1, of + 1) if of % n == 0]
 
-    def sharding(self, axes: Axes) -> list[tuple[int, int]]:
-        """Returns the values of `zero` and `replicas`."""
+    def sharding(self, axes: Axes) -> list[Sharding]:
+        """Returns the values of `zero`, `replicas` and `expert`."""
         *_, context, data = axes
         parallelism, ranks = self.job.parallelism, context * data
         levels: Collection[int] = [parallelism.zero]
@@ -78,8 +82,16 @@ class PlanSpace(Record):
             copies: Collection[int] = [parallelism.replicas]
             if "parallelism.replicas" in self.fields:
                 copies = [n for n in range(1, data + 1) if data % n == 0] if zero else [1]
-            values += [(zero, n) for n in copies]
+            values += [(zero, n, experts) for n in copies for experts in self._expert_ranks(data // n)]
         return values
+
+    def _expert_ranks(self, ranks: int) -> list[int]:
+        """Returns the values of `expert` among the ranks that share a copy."""
+        if "parallelism.expert" not in self.fields:
+            return [self.job.parallelism.expert]
+        stacks = [mixture.experts for mixture in mixtures(self.job)]
+        most = gcd(ranks, *stacks) if stacks else 1
+        return [n for n in range(1, most + 1) if most % n == 0]
 
     def pieces(self, axes: Axes) -> list[int | None]:
         """Returns the values of `microbatches`: the divisors of a data rank's share of a batch."""
@@ -124,7 +136,7 @@ class PlanSpace(Record):
         """True if plans that move memory to the host could be added to the space."""
         return "memory.offload" in self.fields and self.layout.device == "cuda" and not self.offload
 
-    def plan(self, axes: Axes, sharding: tuple[int, int], pieces: int | None, schedule: tuple[str, int | None],
+    def plan(self, axes: Axes, sharding: Sharding, pieces: int | None, schedule: tuple[str, int | None],
              recompute: object, offload: tuple[str, ...]) -> Plan:  # fmt: skip
         """Returns the values of a plan."""
         pipeline, tensor, context, data = axes

@@ -40,12 +40,22 @@ CONVNET = job_text(
     devices={"gpus": 2, "kind": "a100_80g"},
     train={"steps": 4, "optimizer": "sgd(lr = 0.1)"},
 )
+EXPERTS = job_text(
+    model={
+        "network": "llama(layers = 2, width = 16, heads = 2, context = 8, vocab = 16, experts = moe(4, 2, 8))",
+        "loss": "cross_entropy()",
+    },
+    data={"source": "synthetic(samples = 64, vocab = 16)", "batch": 8},
+    devices={"gpus": 4, "kind": "a100_80g"},
+    train={"steps": 4, "optimizer": "adamw()"},
+)
 WRITTEN = {  # values of the searched fields, as a user might write them, those without an effect too
     "parallelism.pipeline": (1, 2),
     "parallelism.tensor": (1, 2, 4),
     "parallelism.context": (1, 2),
     "parallelism.zero": (0, 1, 2, 3),
     "parallelism.replicas": (1, 2),
+    "parallelism.expert": (1, 2, 4),
     "parallelism.microbatches": (1, 2, 4),
     "parallelism.schedule": ("1f1b", "gpipe", "interleaved_1f1b", "zbv"),
     "memory.recompute": ("none", "full", "every(2)", "selective"),
@@ -86,7 +96,7 @@ def plan_values(analysis: Analysis, fields: tuple[str, ...]) -> dict[str, object
     job, layout = analysis.job, analysis.layout
     values: dict[str, object] = {
         f"parallelism.{name}": getattr(job.parallelism, name)
-        for name in ("pipeline", "tensor", "context", "zero", "replicas", "schedule")
+        for name in ("pipeline", "tensor", "context", "zero", "replicas", "expert", "schedule")
     }
     values |= {"parallelism.data": layout.sizes["data"], "memory.recompute": job.memory.recompute}
     if "parallelism.microbatches" in fields:
@@ -107,6 +117,7 @@ SPACES = (  # a job, what is set in it, and the fields that are searched besides
     (GPT, ("devices.gpus=4",), ("parallelism.zero", "parallelism.replicas")),
     (GPT, ("devices.gpus=4", "memory.limit=1535MiB"), ("parallelism.microbatches", "memory.recompute")),
     (GPT, ("devices.gpus=2",), ("parallelism.microbatches", "parallelism.schedule", "parallelism.virtual_stages")),
+    (EXPERTS, (), ("parallelism.zero", "parallelism.replicas", "parallelism.expert")),
     (CONVNET, ("devices.gpus=2",), ("parallelism.zero", "parallelism.microbatches", "memory.recompute")),
 )
 
