@@ -38,7 +38,7 @@ from typing import Protocol
 
 from dslc.compiler.cost.cost import RankCost
 from dslc.compiler.cost.fitted_times import FittedTimes, uncovered
-from dslc.compiler.cost.measured_times import MeasuredTimes
+from dslc.compiler.cost.measured_times import CUTTING, MeasuredTimes
 from dslc.compiler.cost.published_times import PublishedTimes, is_covered
 from dslc.compiler.cost.schedule_cost import timeline
 from dslc.compiler.facts.calibration import RunFit
@@ -154,7 +154,7 @@ def _estimate(
     staging: Staging, costs: tuple[RankCost, ...], times: _Times, source: TimeSource, lack: str = ""
 ) -> StepEstimate:
     job, layout, schedule, placement = staging.job, staging.layout, staging.schedule, staging.placement
-    inside = [float_sum(times.collective(t) for t in cost.traffic if t.axis in ("tensor", "context")) for cost in costs]
+    inside = [float_sum(times.collective(t) for t in cost.traffic if t.axis in CUTTING) for cost in costs]
     forward, backward = _stage_times(staging, times)
     microbatches = layout.microbatches
     arithmetic = [0.0] * len(costs)

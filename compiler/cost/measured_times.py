@@ -32,7 +32,7 @@ from dslc.compiler.placement.sharding import channels_last
 from dslc.compiler.placement.staging import Staging
 from dslc.dsl.words import plural
 
-CUTTING = ("tensor", "context")  # axes whose transfers are a part of the layers' times
+CUTTING = ("tensor", "context", "expert")  # axes whose transfers are a part of the layers' times
 
 
 class MeasuredTimes:
@@ -129,6 +129,7 @@ def arithmetic(staging: Staging) -> str:
         "channels last": channels_last(staging.layout, staging.sharding, staging.model),
         f"tensor {sizes['tensor']}{' sequence' * job.parallelism.sequence}": sizes["tensor"] > 1,
         f"context {sizes['context']}": sizes["context"] > 1,
+        f"expert {staging.sharding.experts}": staging.sharding.experts > 1,
         f"synchronised {_sharing_ranks(staging)}": _sharing_ranks(staging) > 1,
         "selective": job.memory.recompute == "selective",
     }

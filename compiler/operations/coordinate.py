@@ -56,7 +56,7 @@ class Coordinate(Staging):
     @property
     def experts(self) -> RankGroup:
         """The ranks that share the experts of each layer."""
-        return RankGroup(axis="data", ranks=self.sharding.experts, stride=self.layout.stride("data"))
+        return RankGroup(axis="expert", ranks=self.sharding.experts, stride=self.layout.stride("data"))
 
     @property
     def expert_shards(self) -> RankGroup:

@@ -32,7 +32,7 @@ MEMORY_COLOURS = {
     "communication": PINK,
     "framework": GREY,
 }
-AXIS_COLOURS = {"pipeline": INK, "data": RED, "context": GREEN, "tensor": BLUE}
+AXIS_COLOURS = {"pipeline": INK, "data": RED, "expert": PINK, "context": GREEN, "tensor": BLUE}
 Point = tuple[float, float]
 
 

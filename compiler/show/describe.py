@@ -16,18 +16,21 @@ from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode
 from dslc.compiler.ir.records import Layer, ShareNode, source_text
 from dslc.compiler.ir.steps import StreamStep
 from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.placement.axes import crosses_nodes
 from dslc.compiler.placement.schedules import ScheduledAction, ScheduleTable
 from dslc.dsl.record import Record, record
 from dslc.dsl.words import plural
 
 UNKNOWN = "unknown"
-_REASONS = {  # for the order of the axes
+AXIS_REASONS = {  # for the order of the axes
     "tensor": "within every layer, which waits for it",
     "context": "within every attention, which waits for it",
+    "expert": "rows of tokens within layers with experts, which wait for them",
     "data": "gradients and parameters, beside the arithmetic",
     "pipeline": "between neighbouring stages, at their ends alone",
 }
 MOST_SHARES = 8  # shares of a batch in a line
+SAME_EXPERTS = "same experts"
 ORDER = "ranks are numbered tensor first, then context, data, pipeline: what waits most lies nearest"
 
 
@@ -136,10 +139,16 @@ def _spans_text(ranks: Sequence[int]) -> str:
     return ", ".join(texts if len(texts) <= MOST_SHARES else [*texts[:MOST_SHARES], "…"])
 
 
-def order_reason(plan: PlanView, axis: str) -> str:
-    """Returns the reason for the place of an axis in the order of the axes."""
-    shares_experts = axis == "data" and plan.experts is not None
-    return "rows of tokens within layers with experts, which wait for them" if shares_experts else _REASONS[axis]
+def exchanging_axes(plan: PlanView) -> list[AxisNode]:
+    """Returns the axes with several ranks, outermost first: those of the mesh, and the expert axis inside `data`."""
+    axes = []
+    for axis in plan.axes:
+        axes += [axis] if axis.size > 1 else []
+        if axis.name == "data" and plan.experts is not None:
+            size, topology = plan.experts.size, plan.topology
+            between_nodes = crosses_nodes(size, axis.stride, topology.nodes, topology.processes)
+            axes.append(AxisNode(name="expert", size=size, stride=axis.stride, between_nodes=between_nodes))
+    return axes
 
 
 def mesh_text(plan: PlanView, omitted_axis: str = "") -> str:
@@ -166,7 +175,7 @@ def exchanged(node: RankNode | None, axis: str) -> list[TrafficNode]:
     return [t for t in node.traffic if t.axis == axis and t.count and t.operation != "receive"] if node else []
 
 
-# Axis, `within` or `across` the replicas, operation, content, and when and among whom, in words.
+# Axis, `within` or `across` the replicas or of the same experts, operation, content, and when and among whom, in words.
 Shown = tuple[str, str, str, Payload, str]
 
 
@@ -202,7 +211,8 @@ def axis_bytes(plan: PlanView, axis: str) -> int | None:
 
 def axis_text(plan: PlanView, name: str) -> str:
     """Formats an axis: `tensor x2`. The ranks of data and context together reduce gradients and parameters."""
-    size, context = axis_of(plan, name).size, axis_of(plan, "context").size
+    sizes = {axis.name: axis.size for axis in exchanging_axes(plan)}
+    size, context = sizes.get(name, 1), sizes.get("context", 1)
     if name == "data" and context > 1:
         return f"data+context x{size * context}"
     return f"{name} x{size}" if size > 1 else name
@@ -248,34 +258,53 @@ def sharers(plan: PlanView, rank: int) -> list[int]:
 
 
 def reach(plan: PlanView, traffic: TrafficNode) -> str:
-    """Returns `within` for an exchange among the ranks of a replica, `across` for one among replicas, "" for others."""
-    if traffic.axis != "data" or replicas(plan) == 1:
+    """Returns `within` for an exchange among the ranks of a replica, `across` for one among replicas, `same experts`
+    for one among ranks that hold these, "" for others.
+    """
+    if traffic.axis != "data":
         return ""
-    stride = axis_of(plan, "context").stride
-    groups = {(plan.shards, stride): "within", (replicas(plan), stride * plan.shards): "across"}
-    return groups.get((traffic.ranks, traffic.stride), "")
+    stride, count = axis_of(plan, "context").stride, replicas(plan)
+    groups = {(plan.shards, stride): "within", (count, stride * plan.shards): "across"} if count > 1 else {}
+    has_few_ranks = plan.experts is not None and traffic.ranks < axis_of(plan, "data").size * _pieces(plan)
+    of_experts = has_few_ranks and traffic.what in (Payload.GRADIENTS, Payload.PARAMETERS)
+    return groups.get((traffic.ranks, traffic.stride), SAME_EXPERTS if of_experts else "")
 
 
 def members(plan: PlanView, scope: str) -> int:
-    """Returns the number of ranks in an exchange `within` a replica, or `across` them."""
+    """Returns the number of ranks in an exchange `within` a replica, `across` them, or of the same experts."""
+    if scope == SAME_EXPERTS:
+        assert plan.experts is not None
+        ranks = plan.shards if plan.shards > plan.experts.size else axis_of(plan, "data").size * _pieces(plan)
+        return ranks // plan.experts.size
     return plan.shards if scope == "within" else replicas(plan)
+
+
+def _pieces(plan: PlanView) -> int:
+    return axis_of(plan, "context").size
 
 
 def exchange_groups(plan: PlanView, rank: int, scope: str) -> list[list[int]]:
     """Returns the ranks at a rank's coordinates on the other axes, grouped by exchange."""
     ranks, shards = sharers(plan, rank), plan.shards
+    if scope == SAME_EXPERTS:
+        assert plan.experts is not None
+        experts, size, pieces = plan.experts.size, members(plan, scope), _pieces(plan)
+        holders = [[peer for n, peer in enumerate(ranks) if n // pieces % experts == k] for k in range(experts)]
+        return sorted(each[n : n + size] for each in holders for n in range(0, len(each), size))
     if scope == "within":
         return [ranks[n : n + shards] for n in range(0, len(ranks), shards)]
     return [ranks[n::shards] for n in range(shards)]
 
 
 def groups_text(plan: PlanView, rank: int, scope: str, limit: int = 4) -> str:
-    """Formats groups: `within groups of 2 ranks (0–1; 2–3)`, `across 2 replicas (0, 2; 1, 3)`; of more than `limit`
-    groups the first.
+    """Formats groups: `within groups of 2 ranks (0–1; 2–3)`, `across 2 replicas (0, 2; 1, 3)`, `with the same experts
+    (0, 2; 1, 3)`; of more than `limit` groups the first.
     """
     groups = exchange_groups(plan, rank, scope)
     texts = [ranks_text(ranks) for ranks in (groups if len(groups) <= limit else groups[:1])]
     groups_list = "; ".join([*texts, *(["…"] if len(texts) < len(groups) else [])])
+    if scope == SAME_EXPERTS:
+        return f"with the {scope} ({groups_list})"
     kind_text = f"groups of {plural(plan.shards, 'rank')}" if scope == "within" else f"{replicas(plan)} replicas"
     return f"{scope} {kind_text} ({groups_list})"
 

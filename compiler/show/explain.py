@@ -15,6 +15,7 @@ from dslc.compiler.ir.number_text import byte_text, count_text, flop_text, perce
 from dslc.compiler.ir.plan import PlanView, RankNode
 from dslc.compiler.ir.records import Schedule, TrainingNode
 from dslc.compiler.show.describe import (
+    AXIS_REASONS,
     ORDER,
     UNKNOWN,
     axis_bytes,
@@ -24,6 +25,7 @@ from dslc.compiler.show.describe import (
     coordinates,
     devices_text,
     entries_of,
+    exchanging_axes,
     experts_of,
     fact_text,
     group,
@@ -38,7 +40,6 @@ from dslc.compiler.show.describe import (
     mesh_text,
     number_text,
     of_all_dtypes,
-    order_reason,
     parts,
     rate_text,
     reference_text,
@@ -126,10 +127,9 @@ def _mesh(plan: PlanView) -> list[str]:
             str(axis.stride),
             link_text(plan, axis),
             known_text(axis_bytes(plan, axis.name), byte_text),
-            order_reason(plan, axis.name),
+            AXIS_REASONS[axis.name],
         )
-        for axis in plan.axes
-        if axis.size > 1
+        for axis in exchanging_axes(plan)
     ]
     if not rows:
         return ["one rank"]

@@ -14,7 +14,17 @@ from dslc.compiler.cost.schedule_cost import timeline
 from dslc.compiler.ir.number_text import byte_text
 from dslc.compiler.ir.plan import PlanView, RankNode, StageNode
 from dslc.compiler.show.canvas import AXIS_COLOURS, FAINT, SKY, Canvas, fitted
-from dslc.compiler.show.describe import axis_of, exchanged, members, reach, schedule_table, span_text, stage_layers
+from dslc.compiler.show.describe import (
+    SAME_EXPERTS,
+    axis_of,
+    exchanged,
+    exchanging_axes,
+    members,
+    reach,
+    schedule_table,
+    span_text,
+    stage_layers,
+)
 from dslc.compiler.show.legend import HEADING, heading
 from dslc.compiler.show.parts import WORDS, summed_text
 from dslc.compiler.show.schedule import COLOURS
@@ -60,12 +70,12 @@ class _Graph:
         return 30 + max(actions, 36 * exchanges) + 15 * chips
 
     def _within(self, pipeline: int) -> list[str]:
-        axis_traffic = [(axis, exchanged(self._node(pipeline), axis)) for axis in ("context", "tensor")]
-        return [
-            f"{axis} x{axis_of(self.plan, axis).size}: {summed_text(traffic)}"
-            for axis, traffic in axis_traffic
-            if traffic
+        axis_traffic = [
+            (axis, exchanged(self._node(pipeline), axis.name))
+            for axis in exchanging_axes(self.plan)
+            if axis.name in ("expert", "context", "tensor")
         ]
+        return [f"{axis.name} x{axis.size}: {summed_text(traffic)}" for axis, traffic in axis_traffic if traffic]
 
     def draw(self) -> float:
         """Draws lanes, boxes and lines; returns the picture's width."""
@@ -186,8 +196,9 @@ class _Graph:
             name = f"exchange {pipeline}.{n}"
             size = f"{byte_text(t.bytes)} in {plural(t.count, 'operation')}"
             scope = reach(self.plan, t)
-            size += f", {scope} {members(self.plan, scope)}" if scope else ""
-            label = fitted(f"{WORDS.get(t.operation, t.operation)} {t.what}", EXCHANGE, 8.5)
+            of_experts = " of experts" * (scope == SAME_EXPERTS)
+            size += f", {scope} {members(self.plan, scope)}" if scope and not of_experts else ""
+            label = fitted(f"{WORDS.get(t.operation, t.operation)} {t.what}{of_experts}", EXCHANGE, 8.5)
             top = middle - 17 if len(exchanges) == 1 else y + 36 * n
             self.canvas.box(
                 name,

@@ -7,6 +7,8 @@ each pair.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dslc.compiler.ir.number_text import byte_text
 from dslc.compiler.ir.plan import PlanView, RankNode
 from dslc.compiler.show.canvas import AXIS_COLOURS, FAINT, SKY, Canvas
@@ -60,7 +62,8 @@ class Grid:
         self.frames = (self.sizes["context"] > 1) + (self.sizes["tensor"] > 1)
         self.cell_w = BOX + 2 * FRAME * self.frames
         self.cell_h = self.inner * (self.device + 6) - 6 + 22 * self.frames * 1.0 + self._inner_frames()
-        self.buses = max((len(exchanged(n, "data")) for n in plan.ranks), default=0)
+        self.shares_experts = plan.experts is not None and any(exchanged(n, "expert") for n in plan.ranks)
+        self.buses = max((len(exchanged(n, "data")) for n in plan.ranks), default=0) + self.shares_experts
         self.whole_cells = plan.topology.processes % self.inner == 0
         splits = self.whole_cells and plan.topology.processes < self.inner * self.sizes["data"]
         self.drop = 20 if splits else 8  # from a cell to the bars under it, below the edge of its machine
@@ -196,10 +199,12 @@ class Grid:
             self.canvas.line(name, f"cell 0.{d}", [(middle, y - 43), (middle, y - 1)], colour=SKY, arrow=True)
 
     def _data_buses(self, p: int) -> None:
-        """Draws one bar under the row for each exchange of its data ranks."""
+        """Draws one bar under the row for each exchange of its data ranks, below the bars of the expert axis."""
         node = class_of(self.plan, self._rank(p, 0, 0, 0))
+        if self.shares_experts:
+            self._expert_buses(p, node)
         groups = f", {self.sizes['tensor']} groups" if self.sizes["tensor"] > 1 else ""
-        for n, traffic in enumerate(exchanged(node, "data")):
+        for n, traffic in enumerate(exchanged(node, "data"), start=self.shares_experts):
             for line in range(self.lines):
                 members = [d for d in range(self.sizes["data"]) if d // A_LINE == line]
                 x, y, _ = self.place(p, members[0])
@@ -221,11 +226,31 @@ class Grid:
                     name, x, top, width, BUS, text, fill="#fbeee4", line=colour, size=9.5, style="filled,rounded"
                 )
                 if n == 0:
-                    for d in members:
-                        middle = self.place(p, d)[0] + self.cell_w / 2
-                        self.canvas.line(
-                            f"cell {p}.{d}", name, [(middle, top - self.drop), (middle, top)], colour=colour, pen=2
-                        )
+                    self._join_cells(p, members, name, top, colour)
+
+    def _expert_buses(self, p: int, node: RankNode | None) -> None:
+        """Draws a bar under each group of cells that share experts; a group that goes on in the next line has two."""
+        assert self.plan.experts is not None
+        size, traffic, colour = self.plan.experts.size, exchanged(node, "expert"), AXIS_COLOURS["expert"]
+        bars: dict[tuple[int, int], list[int]] = {}
+        for d in range(self.sizes["data"]):
+            bars.setdefault((d // A_LINE, d // size), []).append(d)
+        groups = f", {self.inner} groups" if self.inner > 1 else ""
+        for (line, group_number), cells in bars.items():
+            x, y, _ = self.place(p, cells[0])
+            top, width = y + self.cell_h + self.drop, len(cells) * (self.cell_w + self.gap) - self.gap
+            begins = cells[0] % size == 0
+            text = f"expert x{size}{groups}: {summed_text(traffic)}" if begins else "the same group"
+            name = f"expert {p}.{group_number}.{line}"
+            self.canvas.box(
+                name, x, top, width, BUS, text, fill="#f9f0f5", line=colour, size=9.5, style="filled,rounded"
+            )
+            self._join_cells(p, cells, name, top, colour)
+
+    def _join_cells(self, p: int, cells: Sequence[int], bar: str, top: float, colour: str) -> None:
+        for d in cells:
+            middle = self.place(p, d)[0] + self.cell_w / 2
+            self.canvas.line(f"cell {p}.{d}", bar, [(middle, top - self.drop), (middle, top)], colour=colour, pen=2)
 
     def _pipeline(self, width: float) -> None:
         """Draws the transfers between stages: an arrow to the right, or one bracket for all columns of two rows."""

@@ -10,18 +10,19 @@ from dslc.compiler.ir.number_text import byte_text, count_text, percent_text, ti
 from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.show.canvas import AXIS_COLOURS, FAINT, MEMORY_COLOURS, Canvas
 from dslc.compiler.show.describe import (
+    AXIS_REASONS,
     Shown,
     axis_bytes,
     axis_text,
     bound_text,
     devices_text,
+    exchanging_axes,
     known_text,
     link_text,
     members,
     memory_groups,
     mesh_text,
     of_all_dtypes,
-    order_reason,
     rate_text,
 )
 from dslc.dsl.words import plural
@@ -138,7 +139,7 @@ def axes_table(canvas: Canvas, plan: PlanView, x: float, y: float) -> float:
     """Draws the axes, the innermost first: their links, their traffic, and the reason for their order; returns the
     table's height.
     """
-    axes = [axis for axis in reversed(plan.axes) if axis.size > 1]
+    axes = exchanging_axes(plan)[::-1]
     if not axes:
         return 0
     canvas.write("axes", x, y, TRAFFIC_WIDTH, "Axes: what waits most lies nearest", size=11, bold=True)
@@ -151,9 +152,7 @@ def axes_table(canvas: Canvas, plan: PlanView, x: float, y: float) -> float:
         canvas.write(f"{name} name", x + 20, top, 90, f"{axis.name} x{axis.size}", size=9.5, bold=True)
         canvas.write(f"{name} links", x + 110, top, 296, stride_text, size=9.5)
         canvas.write(f"{name} bytes", x + TRAFFIC_WIDTH - 108, top, 104, bytes_text, size=9.5, align="r")
-        canvas.write(
-            f"{name} why", x + 110, top + 12, TRAFFIC_WIDTH - 110, order_reason(plan, axis.name), size=9, ink=FAINT
-        )
+        canvas.write(f"{name} why", x + 110, top + 12, TRAFFIC_WIDTH - 110, AXIS_REASONS[axis.name], size=9, ink=FAINT)
     return 19 + 27 * len(axes)
 
 

@@ -8,10 +8,12 @@ from dslc.compiler.ir.number_text import byte_text
 from dslc.compiler.ir.plan import PlanView, RankNode
 from dslc.compiler.show.canvas import AXIS_COLOURS, FAINT, GREY, SKY, Canvas
 from dslc.compiler.show.describe import (
+    SAME_EXPERTS,
     axis_of,
     axis_text,
     exchange_groups,
     exchanged,
+    exchanging_axes,
     members,
     mesh_text,
     parts,
@@ -120,9 +122,9 @@ class Folded:
     def _chips(self, node: RankNode | None) -> list[tuple[str, str]]:
         """Returns the chips by axis; for replicas, exchanges within one and across them apart."""
         chips = []
-        for axis in ("data", "context", "tensor"):
+        for axis in ("data", "expert", "context", "tensor"):
             traffic = exchanged(node, axis)
-            for scope in ("", "within", "across"):
+            for scope in ("", "within", "across", SAME_EXPERTS):
                 scope_traffic = [t for t in traffic if reach(self.plan, t) == scope]
                 if scope_traffic and node is not None:
                     scope_text, end = self._between_whom(axis, scope, node.first)
@@ -132,14 +134,13 @@ class Folded:
     def _between_whom(self, axis: str, scope: str, rank: int) -> tuple[str, str]:
         """Returns the text before an exchange and after it: its ranks, and its links."""
         if not scope:
-            spans_nodes = axis_of(self.plan, axis).between_nodes
+            spans_nodes = next(each.between_nodes for each in exchanging_axes(self.plan) if each.name == axis)
             return axis_text(self.plan, axis), ", between nodes" if spans_nodes else ""
         ranks = exchange_groups(self.plan, rank, scope)[0]
         spans_nodes = len({member // self.plan.topology.processes for member in ranks}) > 1
-        return (
-            f"{scope} {members(self.plan, scope)} ranks ({ranks_text(ranks)}; …)",
-            ", between nodes" if spans_nodes else "",
-        )
+        who = f"{members(self.plan, scope)} ranks"
+        who = f"{who} with the {scope}" if scope == SAME_EXPERTS else f"{scope} {who}"
+        return f"{who} ({ranks_text(ranks)}; …)", ", between nodes" if spans_nodes else ""
 
     def _chip_boxes(self, name: str, node: RankNode | None, y: float) -> None:
         """Draws the exchanges among the ranks of the box."""

@@ -95,7 +95,7 @@ def table(view: View) -> str:
 
 def fields(view: View) -> str:
     """Returns the first action with values that none of its kind can have, or that overlaps no other."""
-    axes = {axis.name for axis in view.plan.one(Devices).axes} | {"all"}
+    axes = {axis.name for axis in view.plan.one(Devices).axes} | {"all", "expert"}
     pipelined = view.plan.find(Schedule) is not None
     for name, action in view.actions.items():
         if not action.is_well_formed(axes, pipelined=pipelined):
