@@ -87,6 +87,12 @@ class ScheduleTable(Record):
             if action is not None:
                 yield from action.parts
 
+    @property
+    def has_forwards_first(self) -> bool:
+        """True if each rank runs all its forward passes of a step before its first backward pass."""
+        kinds = ("".join(action.kind for action in self.work(rank)) for rank in range(self.ranks))
+        return all("F" not in row.lstrip("F") for row in kinds)
+
 
 # -------------------------------------------------------------------------------------------- what a schedule asks for
 

@@ -565,13 +565,18 @@ class ScheduleRun:
             for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
                 yield from (info.buffer for info in infos if info.buffer is not None)
 
-    def run(self, micro: Sequence[tuple[Structure, Structure]], enter: Callable[[int], None]) -> None:
-        """Runs the passes of all micro-batches, which are of equal size; `enter` is called before each forward pass."""
+    def run(
+        self,
+        micro: Sequence[tuple[Structure, Structure]],
+        enter: Callable[[int], None],
+        enter_backward: Callable[[], None] = do_nothing,
+    ) -> None:
+        """Runs the passes of micro-batches of equal size; `enter` begins a forward pass, `enter_backward` the other."""
         # torch's `step` takes a whole batch, which it would cut into these again.
         for stage in self._stages:
             stage.has_backward = True
             stage.clear_runtime_states()
-            enter_passes(stage, enter)
+            enter_passes(stage, enter, enter_backward)
         inputs, targets = (
             [self._pipeline.input_form.tensors_of(input) for input, _ in micro],
             [target for _, target in micro],

@@ -28,14 +28,21 @@ if TYPE_CHECKING:
 Contexts = Callable[[], contextlib.AbstractContextManager[object]]
 
 
-def enter_passes(stage: PipelineStage, enter: Callable[[int], None]) -> None:
-    """Lets torch's stage call `enter` with the number of a micro-batch before its forward pass."""
+def enter_passes(stage: PipelineStage, enter: Callable[[int], None], enter_backward: Callable[[], None]) -> None:
+    """Lets torch's stage call `enter` with the number of a micro-batch before its forward pass, and `enter_backward`
+    before each backward pass.
+    """
 
     def forward_entered(number: int, *args: Any, **kwargs: Any) -> Any:
         enter(number)
         return type(stage).forward_one_chunk(stage, number, *args, **kwargs)
 
+    def backward_entered(*args: Any, **kwargs: Any) -> Any:
+        enter_backward()
+        return type(stage).backward_one_chunk(stage, *args, **kwargs)
+
     stage.forward_one_chunk = forward_entered  # type: ignore[method-assign, assignment]
+    stage.backward_one_chunk = backward_entered  # type: ignore[method-assign]
 
 
 class StageModule(nn.Module):

@@ -104,7 +104,7 @@ def assemble(
         with mark_errors(job.optimizer.line):
             average = weights_in_place(moving, plain, optimizer)
     others = mesh_of(job).group("data", "context") if job.world_size > 1 else None
-    balance = ExpertBalance(plain, job.model.root, others)
+    balance = ExpertBalance(plain, job.model.root, others, device)
     return TrainingComponents(
         plain=plain,
         engine=engine,

@@ -68,27 +68,28 @@ class PassesAhead:
 
 
 class StepBalanceLoss:
-    """The balance loss of experts in a step: `begin` takes each batch, `before_backward` comes before each backward
-    pass, and `added_to` adds the loss of the step to the task's.
+    """The balance loss of experts in a step: `begin` comes first, `before_backward` before each backward pass, and
+    `added_to` adds the loss of the step to the task's.
 
-    Model: with one micro-batch its forward pass counts the tokens of each expert. With several, passes ahead do so
-    first. `scaled` multiplies a loss as the backward pass of the task's loss does.
+    Model: the forward passes that precede the first backward pass count the tokens of each expert. Several
+    micro-batches without a pipeline run passes ahead for that. `scaled` multiplies a loss as the backward pass of the
+    task's loss does.
     """
 
-    def __init__(
-        self, parts: TrainingComponents, ahead: PassesAhead, scaled: Callable[[Tensor], Tensor], *, has_passes: bool
-    ) -> None:
+    def __init__(self, parts: TrainingComponents, scaled: Callable[[Tensor], Tensor]) -> None:
         has_loss = parts.experts is not None and parts.experts.has_loss
         self._experts = parts.experts if has_loss else None
-        self._parts, self._ahead, self._scaled = parts, ahead, scaled
-        self._has_passes = has_passes  # the task's loss runs the passes ahead of several micro-batches
+        self._parts, self._scaled = parts, scaled
         self._is_ready = False
 
-    def begin(self, batch: StepBatch) -> None:
+    def begin(self) -> None:
         self._is_ready = False
+
+    def count_ahead(self, batch: StepBatch, ahead: PassesAhead | None) -> None:
+        """Counts the tokens of several micro-batches by passes `ahead`; None if the task's loss has run these."""
         if self._experts is not None and len(batch.micro) > 1:
-            if not self._has_passes:
-                self._ahead.run(batch, _drop)
+            if ahead is not None:
+                ahead.run(batch, _drop)
             self.before_backward()
 
     def before_backward(self) -> None:

@@ -26,6 +26,7 @@ from dslc.runtime.parallel.context_parallel import piece_of
 from dslc.runtime.parallel.unused_parameters import graph_nodes
 from dslc.runtime.pipeline.pipeline import ScheduleRun
 from dslc.runtime.step.assemble import TrainingComponents
+from dslc.runtime.step.forward_ahead import StepBalanceLoss
 from dslc.runtime.step.stepper import (
     UNSEEN,
     StepCallbacks,
@@ -69,6 +70,7 @@ def stepper(
     start, stop = share_of(job.data, place, job.data.batch)
     samples = (stop - start) // job.microbatches * job.loss.rows
     draws = SampleDraws(job, place)
+    balance = StepBalanceLoss(parts, lambda loss: scaler.scale(loss * engine.scale))
     schedule = ScheduleRun(axis, samples, job.microbatches, loss)
 
     def step(batch: StepBatch) -> StepResult:
@@ -79,13 +81,14 @@ def stepper(
         number, agreed = global_count(job, place, batch, device)
         totals.clear()
         draws.begin(batch)
+        balance.begin()
         micro = [(cut(input), cut(target)) for input, target in batch.micro]
 
         def enter(number: int) -> None:
             draws.enter(number)
             set_targets(parts.plain, job.loss, micro[number][1])
 
-        schedule.run(micro, enter)
+        schedule.run(micro, enter, balance.before_backward)
         draws.leave()
         set_targets(parts.plain, job.loss, None)
         agreed()
@@ -96,6 +99,7 @@ def stepper(
         if isinstance(loss_sum, PairSum):
             parts.further.update(loss_sum.take_rewards())
         total = torch.stack(totals).sum() if totals else torch.zeros((), device=device)
+        total = balance.added_to(total, number, batch.samples)
         looks.between(batch, total, number)
         return StepResult(total, number, update())
 

@@ -119,7 +119,7 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
 
     draws = SampleDraws(job, place)
     ahead = PassesAhead(parts, output_of, draws.enter)
-    balance = StepBalanceLoss(parts, ahead, scaled, has_passes=bool(job.loss.together))
+    balance = StepBalanceLoss(parts, scaled)
     together: WholeBatch | None = None
     if job.loss.together:  # the loss compares samples
         together = WholeBatch(job, place, parts, ahead)
@@ -155,7 +155,8 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
         draws.begin(batch)
         if together is not None:
             together.begin(batch)
-        balance.begin(batch)
+        balance.begin()
+        balance.count_ahead(batch, None if together is not None else ahead)
         *others, (input, target) = batch.micro
         total: Tensor | None = None
         for micro, (other_input, other_target) in enumerate(others):

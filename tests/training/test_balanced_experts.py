@@ -15,6 +15,7 @@ from helpers.trained import Trained, agree, exchanges_as_planned, filled, train_
 JOB = filled(EXPERTS_JOB, {"moe": ", balance = loss(2.0)", "steps": "4", "rate": "0.1"})
 TWO, FOUR, MICRO = ("devices.cpus=2",), ("devices.cpus=4",), ("parallelism.microbatches=2",)
 EXPERTS = ("parallelism.expert=2",)
+PIPELINE = ("parallelism.pipeline=2", *MICRO)
 MIXTURE = "model.network.experts=moe"
 PLANS: dict[str, tuple[str, ...]] = {
     "micro-batches": MICRO,
@@ -22,6 +23,14 @@ PLANS: dict[str, tuple[str, ...]] = {
     "zero 1, recomputed": (*TWO, "parallelism.zero=1", "memory.recompute=selective"),
     "zero 2 over experts": (*FOUR, *EXPERTS, *MICRO, "parallelism.zero=2"),
     "zero 3 over experts": (*FOUR, *EXPERTS, "parallelism.zero=3", "memory.recompute=full"),
+    "pipeline": (*TWO, *PIPELINE, "parallelism.schedule=gpipe"),
+    "looped pipeline, zero 2, over experts": (
+        *FOUR,
+        *EXPERTS,
+        *PIPELINE,
+        "parallelism.schedule=looped_bfs",
+        "parallelism.zero=2",
+    ),
     "tensor axis": (*FOUR, *EXPERTS, *MICRO, "parallelism.tensor=2", "parallelism.zero=2"),
     "context axis": (*FOUR, *EXPERTS, *MICRO, "parallelism.context=2", "parallelism.zero=3"),
 }
@@ -56,6 +65,12 @@ def test_all_tokens_on_one_expert(launcher: Launcher, job: Path) -> None:
     """Routers begin with equal scores, and the first experts win: rank 1 of the axis gets no row."""
     settings = ("model.network.init_std=0.0", f"{MIXTURE}(experts = 4, top_k = 1, hidden = 16, balance = loss(2.0))")
     agree(one_process(launcher, job, *settings), train_job(launcher, job, *TWO, *EXPERTS, *settings))
+
+
+@pytest.mark.slow
+def test_what_a_pipeline_exchanges_is_planned(launcher: Launcher, job: Path, tmp_path: Path) -> None:
+    even = f"{MIXTURE}(experts = 4, top_k = 4, hidden = 16, balance = loss(2.0))"
+    exchanges_as_planned(launcher, tmp_path, job, *FOUR, *EXPERTS, *PIPELINE, "parallelism.schedule=gpipe", even)
 
 
 def test_what_is_exchanged_is_planned(launcher: Launcher, job: Path, tmp_path: Path) -> None:

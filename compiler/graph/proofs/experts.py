@@ -8,12 +8,13 @@ equal parts of each layer's experts. So each expert is on one rank of each group
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from dslc.compiler.graph.proofs.flow import holders
 from dslc.compiler.graph.proofs.view import Line, View, collectives, experts_with_balance_loss
 from dslc.compiler.ir.actions import Action, Backward, Collective, Forward, ForwardAhead, InputBackward, Payload
 from dslc.compiler.ir.program import ExpertParallelStep
-from dslc.compiler.ir.records import Weights
+from dslc.compiler.ir.records import Network, Stage, Weights
 
 _FORWARD = (Payload.ROW_COUNTS, Payload.EXPERT_ROWS, Payload.EXPERT_RESULTS)
 _BACKWARD = (Payload.RESULT_GRADIENTS, Payload.ROW_GRADIENTS)
@@ -55,7 +56,9 @@ def _returns(line: Line, group: tuple[int, int]) -> str:
             sent, counts, last = Counter(), Counter(), action
         elif _is_routed(action):
             kinds = (Forward, ForwardAhead) if action.carries in _FORWARD else (Backward, InputBackward)
-            if action.operation != "all_to_all" or action.group != group or not isinstance(last, kinds):
+            if (action.operation, action.axis, action.group) != ("all_to_all", "expert", group) or not isinstance(
+                last, kinds
+            ):
                 return f"{name} is among {action.ranks} ranks, {action.stride} apart, after {last}"
             sent[action.carries] += action.bytes
             counts[action.carries] += action.count
@@ -74,18 +77,39 @@ def _unreturned(sent: Counter[Payload], counts: Counter[Payload]) -> str:
 
 def balanced(view: View) -> str:
     """Checks that the tokens of all experts with a balance loss are summed over the ranks that hold other tokens, once
-    a step: after the passes that count them, and before the first backward pass.
+    a step: after the passes that count them, and before the first backward pass. Of a pipeline each process does so for
+    its own stages.
     """
-    everywhere, experts = holders(view.plan), sum(experts_with_balance_loss(view.plan))
-    expected = [8 * experts] if experts and everywhere.ranks > 1 else []
+    everywhere, routers = holders(view.plan), list(experts_with_balance_loss(view.plan))
     for process, line in view.lines.items():
+        experts = sum(count for name, count in routers if _is_on(view, process, name))
+        expected = [8 * experts] if experts and everywhere.ranks > 1 else []
         sums = [entry for entry in collectives(line) if entry[2].carries is Payload.BALANCE_COUNTS]
         if [action.bytes for _, _, action in sums] != expected:
             return f"process {process} does not sum the tokens of {experts} experts once"
-        counting = ForwardAhead if any(isinstance(action, ForwardAhead) for _, action in line) else Forward
-        for n, name, action in sums:
-            is_early = any(isinstance(later, counting) for _, later in line[n:])
-            is_late = any(isinstance(earlier, Backward | InputBackward) for _, earlier in line[:n])
-            if is_early or is_late or action.group != (everywhere.ranks, everywhere.stride):
-                return f"{name} sums the tokens of experts too early, too late or over other ranks"
+        if experts and (reason := _untimely(line, sums, (everywhere.ranks, everywhere.stride))):
+            return f"process {process}: {reason}"
     return ""
+
+
+def _untimely(line: Line, sums: Sequence[tuple[int, str, Collective]], group: tuple[int, int]) -> str:
+    """Returns why the tokens of experts are not all counted, and summed, before a backward pass uses them."""
+    counting = ForwardAhead if any(isinstance(action, ForwardAhead) for _, action in line) else Forward
+    last = max((n for n, (_, action) in enumerate(line) if isinstance(action, counting)), default=0)
+    if any(isinstance(action, Backward | InputBackward) for _, action in line[:last]):
+        return "a backward pass comes before the tokens of experts are counted"
+    for n, name, action in sums:
+        is_late = any(isinstance(earlier, Backward | InputBackward) for _, earlier in line[:n])
+        if n < last or is_late or action.group != group:
+            return f"{name} sums the tokens of experts too early, too late or over other ranks"
+    return ""
+
+
+def _is_on(view: View, process: int, module: str) -> bool:
+    """True if a module is in a stage of a process."""
+    network = view.plan.find(Network)
+    if network is None or view.plan.axis("pipeline").size == 1:
+        return True
+    stages = [stage for _, stage in view.plan.of_kind(Stage) if view.homes[stage.index] == view.coordinates[process]]
+    names = (layer.name for stage in stages for layer in network.layers[stage.first : stage.last + 1])
+    return any(module.startswith(f"{name}.") for name in names)

@@ -29,7 +29,8 @@ def compared(view: View) -> str:
     if loss is None:
         return ""  # a size is unknown that a run needs: nothing says what it compares
     microbatches = view.plan.one(Batches).microbatches
-    is_counted_ahead = next(experts_with_balance_loss(view.plan), None) is not None
+    has_balance_loss = next(experts_with_balance_loss(view.plan), None) is not None
+    is_counted_ahead = has_balance_loss and view.plan.axis("pipeline").size == 1
     data, devices = view.plan.axis("data"), view.plan.one(Devices)
     if loss.together and (
         data.size % loss.together or not _fits(loss.together, data.size, devices.processes // data.stride)

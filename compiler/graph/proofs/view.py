@@ -101,15 +101,16 @@ def collectives(line: Line) -> Iterator[tuple[int, str, Collective]]:
             yield n, name, action
 
 
-def experts_with_balance_loss(plan: PlanGraph) -> Iterator[int]:
-    """Yields the experts of each layer that a loss balances."""
+def experts_with_balance_loss(plan: PlanGraph) -> Iterator[tuple[str, int]]:
+    """Yields the routers of layers that a loss balances, by module name, with their numbers of experts."""
     model = plan.find(ModelStep)
     if model is not None and model.root is not None:
-        yield from _balanced_below(model.root)
+        yield from _balanced_below(model.root, "")
 
 
-def _balanced_below(step: ModuleStep) -> Iterator[int]:
+def _balanced_below(step: ModuleStep, path: str) -> Iterator[tuple[str, int]]:
     for child in step.children:
+        name = f"{path}{child.name}"
         if child.kind == ".Router" and child.arguments["factor"] is not None:
-            yield child.arguments["experts"]
-        yield from _balanced_below(child)
+            yield name, child.arguments["experts"]
+        yield from _balanced_below(child, f"{name}.")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.losses import calls_in, mixtures
+from dslc.compiler.placement.schedules import demands, table
 from dslc.compiler.placement.workload import Workload
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language.job import JobSpec
@@ -53,8 +54,12 @@ def _excluded_from_balance_loss(
     """Yields what excludes a balance loss with the reason, its place, and what to do."""
     parallelism = job.parallelism
     if layout is not None and layout.sizes["pipeline"] > 1:
-        reason = "a pipeline begins backward passes before that"
-        yield reason, parallelism.value_span("pipeline"), remedy(remove_field("parallelism.pipeline"))
+        name, ranks = parallelism.schedule, layout.sizes["pipeline"]
+        is_valid = not demands(name, ranks, layout.microbatches, layout.virtual_stages)
+        if is_valid and not table(name, ranks, layout.microbatches, layout.virtual_stages).has_forwards_first:
+            reason = f"the schedule `{name}` begins backward passes before the last forward pass"
+            place = parallelism.value_span("schedule") or parallelism.value_span("pipeline")
+            yield reason, place, remedy(set_field("parallelism.schedule", "gpipe"))
     if job.train.step is not None:
         yield "a step of your own runs them", job.train.value_span("step"), remedy(remove_field("train.step"))
     elif workload is not None and workload.counts == "own":

@@ -28,16 +28,18 @@ EACH = 256  # experts of all layers, up to which a metric names each
 
 class ExpertBalance:
     """The routers of a rank's part of the model `root`. `group` are the ranks that hold other tokens of the same
-    layers.
+    layers. `device` has the model.
     """
 
-    def __init__(self, model: nn.Module, root: ModuleStep | None, group: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self, model: nn.Module, root: ModuleStep | None, group: dist.ProcessGroup | None, device: torch.device
+    ) -> None:
         self.layers = list(_routers_in(root, "")) if root is not None else []
         self.routers = {name: module for name, module in model.named_modules() if isinstance(module, Router)}
         self._moving = [router for router in self.routers.values() if router.rate is not None]
         self._with_loss = [router for router in self.routers.values() if router.probability_sum is not None]
-        self.has_loss = bool(self._with_loss)
-        self._group = group
+        self.has_loss = root is not None and _has_balance_loss(root)  # of a pipeline, perhaps on other stages alone
+        self._group, self._device = group, device
 
     def begin(self) -> None:
         """Begins to count for a step."""
@@ -65,10 +67,10 @@ class ExpertBalance:
             router.scaled_gradient = scaled(router.balance_gradient)
 
     def balance_loss(self) -> Tensor:
-        """Returns the sum of the layers' balance losses over this rank's tokens. Its sum over the ranks is that of the
-        global batch.
+        """Returns the sum of the balance losses of this rank's layers over its tokens. Its sum over the ranks is that
+        of the global batch.
         """
-        losses = []
+        losses = [torch.zeros((), device=self._device)]
         for router in self._with_loss:
             assert router.balance_gradient is not None and router.probability_sum is not None
             losses.append((router.balance_gradient * router.probability_sum).sum())
@@ -76,6 +78,8 @@ class ExpertBalance:
 
     def _sum_over_ranks(self, loads: Sequence[Tensor]) -> Sequence[Tensor]:
         """Returns the tokens of each expert in the global batch, by router, given this rank's."""
+        if not loads:  # on a stage without experts
+            return ()
         counts = torch.cat([*loads])
         if self._group is not None:
             dist.all_reduce(counts, group=self._group)
@@ -123,3 +127,11 @@ def _routers_in(step: ModuleStep, path: str) -> Iterator[tuple[str, int]]:
         if child.kind == ".Router":
             yield name, child.arguments["experts"]
         yield from _routers_in(child, name)
+
+
+def _has_balance_loss(step: ModuleStep) -> bool:
+    """True if a loss balances some experts below a module."""
+    return any(
+        (child.kind == ".Router" and child.arguments.get("factor") is not None) or _has_balance_loss(child)
+        for child in step.children
+    )

@@ -27,7 +27,7 @@ def network(experts: int = 4, top_k: int = 2, score: str = "softmax") -> tuple[n
     torch.manual_seed(3)
     for parameter in model.parameters():
         nn.init.normal_(parameter, 0.5 if parameter.dim() == 1 else 0.0, 0.2)
-    return model, ExpertBalance(model, step.root, None)
+    return model, ExpertBalance(model, step.root, None, torch.device("cpu"))
 
 
 def batch() -> Tensor:

@@ -93,7 +93,7 @@ def test_biases_move_by_the_tokens_of_a_step_once() -> None:
     router = module.gate
     all_to_one(module)
     recompute.apply(RecomputeStep(kind="full", modules=("0",)), model)
-    balance = ExpertBalance(model, root, None)
+    balance = ExpertBalance(model, root, None, torch.device("cpu"))
     x = torch.rand(2, 6, WIDTH, requires_grad=True)
     for _ in range(2):
         balance.begin()
