@@ -43,6 +43,16 @@ class ModuleFacts(Record):
 
 
 @record
+class ExpertFacts(Record):
+    """A module whose weights are stacked over its experts: `rows` of `width` go to experts for each sample."""
+
+    module: str
+    experts: int
+    rows: int
+    width: int
+
+
+@record
 class CutCall(Record):
     """A call of a module that is cut: its input and output of one sample, both as in one process."""
 
@@ -154,3 +164,4 @@ class ModelFacts(Record):
     shares: ShareFacts | None = None  # if the job has a tensor axis
     pieces: PieceFacts | None = None  # if it has a context axis
     network: NetworkFacts | None = None  # the behaviour of its forward pass
+    experts: tuple[ExpertFacts, ...] = ()  # of a library's network

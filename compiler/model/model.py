@@ -161,13 +161,13 @@ def share_out(
     return replace(graph, shared=tuple(_tied(node, ties) for node in surroundings.nodes), shared_output=output.shape)
 
 
-def share_out_traced(graph: ModelGraph, plan: TensorPlan, ranks: int, pieces: int) -> ModelGraph:
+def share_out_traced(graph: ModelGraph, plan: TensorPlan, ranks: int, pieces: int, experts: int = 1) -> ModelGraph:
     """Returns the same for a network that a function makes, by arithmetic: activations and working memory between a
     column and a row are divided by the ranks, and all else is whole. An upper bound. FLOPs come from tracing; the
     backward pass is taken to be divided like the forward pass. Sizes cover all pieces of a context axis together,
-    because keys and values are gathered along it.
+    because keys and values are gathered along it. `experts` are the ranks of an expert axis.
     """
-    shape, calls = shape_on_a_rank(plan, ranks), calls_by_layer(graph)
+    shape, calls = shape_on_a_rank(plan, ranks, experts), calls_by_layer(graph)
     shares = graph.traced.shares if graph.traced else None
     work = dict(shares.work if shares else ())
     kinds = {name: style for name, style in plan.styles if style in (TensorStyle.COLUMN, TensorStyle.ROW)}

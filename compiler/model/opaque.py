@@ -12,7 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.facts import SourceFacts
-from dslc.compiler.ir.nodes import BufferNode, LayerNode, ModelGraph, ParameterNode
+from dslc.compiler.ir.nodes import BufferNode, LayerNode, ModelGraph, ModulePart, ParameterNode
 from dslc.compiler.ir.number_text import byte_text
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.outputs import check_output
@@ -27,7 +27,9 @@ from dslc.dsl.language.registry import Call
 from dslc.dsl.source import Span
 
 if TYPE_CHECKING:
-    from dslc.compiler.ir.module_facts import ModelFacts
+    from dslc.compiler.ir.module_facts import ExpertFacts, ModelFacts
+
+STACKS = ("gate_up_proj", "down_proj")  # the weights of a stack of experts
 
 
 def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts) -> Findings[ModelGraph | None]:
@@ -105,6 +107,7 @@ def _layers(facts: ModelFacts, input: TensorFact, span: Span | None) -> tuple[La
     trains = {name: trains for name, _, trains in facts.parameters}
     unsaved = frozenset(facts.unsaved)
     quantized = {weight.name: weight for weight in facts.quantized}
+    experts = {f"{stack.module}.{name}": stack.experts for stack in facts.experts for name in STACKS}
     buffers = {
         name: BufferNode(name=name, shape=shape, dtype=dtype, saved=name not in unsaved)
         for name, shape, dtype in facts.buffers
@@ -118,6 +121,7 @@ def _layers(facts: ModelFacts, input: TensorFact, span: Span | None) -> tuple[La
                 tied_to=ties.get(name),
                 trains=trains[ties.get(name, name)],
                 quantized=quantized.get(name),
+                experts=experts.get(name, 0),
             )
             for name in names
         )
@@ -140,10 +144,17 @@ def _layers(facts: ModelFacts, input: TensorFact, span: Span | None) -> tuple[La
                 autocast=layer.autocast,
                 recomputable=layer.block,
                 multiplies=layer.multiplies,
+                parts=tuple(_part(stack) for stack in facts.experts if stack.module.startswith(f"{layer.name}.")),
             )
         )
         previous = output
     return tuple(layers)
+
+
+def _part(stack: ExpertFacts) -> ModulePart:
+    """Returns experts as a part of a layer; under autocast rows travel in 16 bits."""
+    rows = stack.rows, stack.width
+    return ModulePart(stack.module, "experts", takes=rows, gives=rows, takes_low=True, gives_low=True)
 
 
 def _check_vocab(facts: ModelFacts, model: ModelSpec, source: SourceFacts) -> Iterator[Diagnostic]:

@@ -231,8 +231,9 @@ def _model(
             if (yield from made_by_parts(job, layout, facts.model, memory)):
                 graph = replace(graph, reset=True)
         cuts = tensor_plan(job, ranks, graph)
-        if ranks * pieces > 1:
-            graph = share_out_traced(graph, cuts, ranks, pieces)
+        experts = job.parallelism.expert if layout else 1
+        if ranks * pieces * experts > 1:
+            graph = share_out_traced(graph, cuts, ranks, pieces, experts)
         return graph, cuts
     own = any(isinstance(each, PythonSource) for each in parts_of(job.data.source))
     if (own and source.input is None) or isinstance(job.model.loss, NetworkLoss):

@@ -1,10 +1,15 @@
-"""Cuts a module into layers.
+"""Cuts a module into layers, and notes what some modules get in a forward pass.
 
 A *block* is an element of an `nn.ModuleList`, `nn.ModuleDict` or `nn.Sequential` that has two or more of its class,
 each with parameters and submodules. Elements of a container that is never called, as a list in a list is not, are those
 of the container around it. Attributes whose names differ in their numbers, `block1` and `block2`, are elements too, if
 they have no such block inside. Of nested blocks the outermost counts, but `_no_split_modules` (transformers) comes
 first. Other modules are layers as far up the tree as they contain no block.
+
+Experts are those of a library's network, whose weights are stacked over them. `transformers` marks such a class with
+`use_experts_implementation`, which says how its weights lie. Its forward pass takes tokens, the experts of each token
+and their weights. Known is one layout, of Mixtral, Qwen 3 MoE, OLMoE and DeepSeek-V3: `gate_up_proj`
+(experts, 2 * hidden, width) and `down_proj` (experts, width, hidden), without biases.
 """
 
 from __future__ import annotations
@@ -17,7 +22,8 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import nn
 
-from dslc.compiler.trace.private_torch import own_parameters, storage_identity
+from dslc.compiler.ir.module_facts import ExpertFacts
+from dslc.compiler.trace.private_torch import AnyBatchNorm, own_parameters, storage_identity
 
 
 class ModuleCut:
@@ -157,3 +163,69 @@ def head_among(outputs: DenseOutputs, output: object, read: Collection[int]) -> 
         if result is output and isinstance(result, torch.Tensor) and paths.count(path) == 1:
             return "" if storage_identity(result) in read else path
     return ""
+
+
+# ------------------------------------------------------------------------------------------------- what modules get
+
+_LAYOUT = {
+    "has_gate": True,
+    "has_bias": False,
+    "has_post_expert_norm": False,
+    "is_transposed": False,
+    "is_concatenated": True,
+}
+
+
+def is_stack(module: nn.Module) -> bool:
+    """True of a module whose experts can be dealt over ranks."""
+    if any(getattr(module, name, None) is not value for name, value in _LAYOUT.items()):
+        return False
+    gate = getattr(type(module), "_apply_gate", None)  # a class may have its own
+    if getattr(gate, "__module__", "") != "transformers.integrations.moe" or not hasattr(module, "act_fn"):
+        return False
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    if shapes.keys() != {"gate_up_proj", "down_proj"} or any(len(shape) != 3 for shape in shapes.values()):
+        return False
+    experts, width, hidden = shapes["down_proj"]
+    return shapes["gate_up_proj"] == (experts, 2 * hidden, width)
+
+
+@contextmanager
+def expert_calls(model: nn.Module, samples: int) -> Iterator[list[ExpertFacts]]:
+    """Fills the list, when the forward pass inside is done, with the stacks of experts and the rows of a sample.
+
+    A stack that is not called, in a block that is left out, has the rows of the others.
+    """
+    stacks = {name: module for name, module in model.named_modules() if is_stack(module)}
+    rows: dict[str, int] = {}
+    facts: list[ExpertFacts] = []
+    with ExitStack() as hooks:
+        for name, module in stacks.items():
+
+            def note(module: nn.Module, args: tuple[torch.Tensor, ...], name: str = name) -> None:
+                rows[name] = rows.get(name, 0) + args[1].numel() // samples
+
+            hooks.callback(module.register_forward_pre_hook(note).remove)
+        yield facts
+    usual = max(rows.values(), default=0)
+    for name, module in stacks.items():
+        experts, width, _ = module.down_proj.shape
+        facts.append(ExpertFacts(module=name, experts=experts, rows=rows.get(name, usual), width=width))
+
+
+@contextmanager
+def normalised_numbers(model: nn.Module, samples: int) -> Iterator[list[int]]:
+    """Yields the count of numbers per channel that each batch norm with batch statistics gets, of each of
+    `samples`.
+    """
+    sizes: list[int] = []
+
+    def note(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        if module.training:
+            sizes.append(args[0].numel() // args[0].shape[1] // samples)
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, AnyBatchNorm):
+                stack.callback(module.register_forward_pre_hook(note).remove)
+        yield sizes

@@ -18,7 +18,7 @@ import functools
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -32,7 +32,7 @@ from dslc.compiler.ir.tensors import DType, TensorFact
 from dslc.compiler.trace.batch import LARGE, SMALL, Example, Outputs, grown, without_numbers
 from dslc.compiler.trace.code_place import HostDraws, line_of, place_of
 from dslc.compiler.trace.compiled import kept_by_blocks
-from dslc.compiler.trace.cut import ModuleCut, dense_outputs, head_among
+from dslc.compiler.trace.cut import ModuleCut, dense_outputs, expert_calls, head_among, normalised_numbers
 from dslc.compiler.trace.draws import Draw, classify, draw_at
 from dslc.compiler.trace.flops import check_dtypes, flops_of, is_of_cudnn
 from dslc.compiler.trace.instantiate import (
@@ -181,10 +181,11 @@ def _facts_of(traced_module: TracedModule, settings: _Settings) -> ModelFacts:
     first_count.checked = ("float32", "bfloat16", "float16") if settings.low else ()  # which autocast makes one
     draws, trained = HostDraws(model), {name: p.requires_grad for name, p in model.named_parameters()}
     with (
-        _normalised(model) as values,
+        normalised_numbers(model, SMALL) as values,
         dense_outputs(model, first_count.read) as dense,
         _writing(model, first_count) as (written_names, parameters_written),
         draws.watch(),
+        expert_calls(model, SMALL) as experts,
     ):
         output = first_count.forward()
     _check_parameters(model, trained)
@@ -214,6 +215,7 @@ def _facts_of(traced_module: TracedModule, settings: _Settings) -> ModelFacts:
         head=head_among(dense, output, first_count.read),
         batch_norm_values=min(values, default=None),
         noise=bool(first_count.draws),
+        experts=tuple(experts),
         changed=tuple(written_names),
         unused=tuple(reuse.shared_parameters(unused)),
         vocab=first_count.vocab,
@@ -310,24 +312,6 @@ def _run_backward(run: _Count, output: object, loss: Loss | None, trained: Mappi
     for parameter in run.model.parameters():
         parameter.grad = None
     return unused
-
-
-@contextmanager
-def _normalised(model: nn.Module) -> Iterator[list[int]]:
-    """Yields the count of numbers per channel that each batch norm with batch statistics gets, of each of `SMALL`
-    samples.
-    """
-    sizes: list[int] = []
-
-    def note(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-        if module.training:
-            sizes.append(args[0].numel() // args[0].shape[1] // SMALL)
-
-    with ExitStack() as stack:
-        for module in model.modules():
-            if isinstance(module, AnyBatchNorm):
-                stack.callback(module.register_forward_pre_hook(note).remove)
-        yield sizes
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """Experts that ranks share: whole ones over the expert axis, and parts of each over the tensor axis.
 
+Stacks of experts of `transformers` get a forward pass of dslc's own over the expert axis.
+
 The expert axis sends each token's rows to the ranks that hold the experts chosen for it, and their results back.
 
 Model (Lepikhin et al. 2020, arXiv:2006.16668): ranks of the axis hold equal, contiguous parts of each layer's experts.
@@ -33,7 +35,14 @@ from torch import Tensor, nn
 from dslc.compiler.ir.program import JobProgram
 from dslc.compiler.ir.tensor_styles import CUT_OF_EXPERTS, EXPERT_STYLES, TensorStyle
 from dslc.compiler.trace.private_torch import fully_shard_over, own_parameters
-from dslc.runtime.model.experts.expert_modules import MixtureOfExperts, WidthExchange, cast_for_product
+from dslc.runtime.model.experts.expert_modules import Experts as OwnExperts
+from dslc.runtime.model.experts.expert_modules import (
+    MixtureOfExperts,
+    WidthExchange,
+    cast_for_product,
+    grouped_linear,
+    results_of_pairs,
+)
 from dslc.runtime.parallel.mesh import EXPERT, Mesh, mesh_of
 
 if TYPE_CHECKING:
@@ -52,12 +61,12 @@ def apply(job: JobProgram, model: nn.Module) -> None:
     mixtures = [
         (name, module)
         for name, module in model.named_modules()  # of a pipeline, a stage has some of them
-        if name in shared or name in cut_inside
+        if isinstance(module, MixtureOfExperts) and (name in shared or name in cut_inside)
     ]
+    _share_library_experts(job, model)
     for name, module in mixtures:
-        assert isinstance(module, MixtureOfExperts)
         mesh, axes = mesh_of(job).root, list[str]()
-        assert mesh is not None
+        assert isinstance(module, MixtureOfExperts) and mesh is not None
         if name in shared:
             axes.append(EXPERT)
             module.dispatch = functools.partial(dispatch, group=mesh.get_group(EXPERT))
@@ -68,6 +77,38 @@ def apply(job: JobProgram, model: nn.Module) -> None:
         experts: Any = module.experts
         _cut(experts, mesh[tuple(axes)], axes)
         experts.forward = functools.partial(_with_local_parameters, experts, experts.forward)
+
+
+def _share_library_experts(job: JobProgram, model: nn.Module) -> None:
+    """Cuts the stacks of experts of `transformers`, and replaces their forward pass, which takes tokens, the experts of
+    each token and their weights.
+    """
+    modules: dict[str, Any] = dict(model.named_modules())
+    for name, count in job.experts.layers if job.experts is not None else ():
+        experts, mesh = modules.get(name), mesh_of(job).root
+        if experts is None or isinstance(experts, OwnExperts):
+            continue
+        assert mesh is not None
+        _cut(experts, mesh[EXPERT,], [EXPERT])
+        work = functools.partial(_with_local_parameters, experts, functools.partial(_library_results, experts))
+        experts.forward = functools.partial(_library_forward, count, work, mesh.get_group(EXPERT))
+
+
+def _library_forward(
+    experts: int, work: Experts, group: dist.ProcessGroup, tokens: Tensor, chosen: Tensor, weights: Tensor
+) -> Tensor:
+    """Returns the sum of each token's results by weight, as the library's own forward pass does."""
+    pairs = chosen.flatten()
+    counts = torch.zeros(experts, dtype=torch.int64, device=pairs.device).scatter_add_(0, pairs, torch.ones_like(pairs))
+    send = functools.partial(dispatch, work, group=group)
+    results = results_of_pairs(cast_for_product(tokens), chosen, counts, send)
+    return (results * weights.unsqueeze(-1)).sum(1).to(tokens.dtype)
+
+
+def _library_results(experts: Any, rows: Tensor, counts: Tensor) -> Tensor:
+    ends = counts.cumsum(0).to(torch.int32)
+    gate, up = grouped_linear(rows, experts.gate_up_proj, ends).chunk(2, -1)
+    return grouped_linear(experts.act_fn(gate) * up, experts.down_proj, ends)
 
 
 def _cut(experts: nn.Module, mesh: DeviceMesh, axes: Sequence[str]) -> None:

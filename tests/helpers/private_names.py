@@ -18,7 +18,7 @@ HOME = "compiler/trace/private_torch.py"
 FOLDERS = ("runtime", "compiler/trace")
 OF_OTHERS = {"_replace", "_fields", "_current_frames", "_exit", "_getframe", "_urandom"} | {
     "_init_weights", "_model_mapping", "_name_or_path", "_no_split_modules", "_tp_plan",  # of transformers
-    "_is_stateful", "_supports_attention_backend",  # of transformers
+    "_is_stateful", "_supports_attention_backend", "_apply_gate",  # of transformers
     "_disable_adapters",  # of peft
     "_fingerprint",  # of datasets
 }  # fmt: skip

@@ -10,6 +10,7 @@ from dslc.compiler.placement.layout import Layout
 from dslc.dsl.diagnostics import Diagnostic, Note, division
 from dslc.dsl.language.exchanges import Allreduce
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.layers import TransformersNetwork
 from dslc.dsl.remedy import Help, remedy, remove_field, set_field
 from dslc.dsl.source import Span
 
@@ -51,10 +52,10 @@ def _check_data(job: JobSpec, layout: Layout, span: Span | None) -> Iterator[Dia
 
 def _check_network(job: JobSpec, model: ModelGraph | None, span: Span | None) -> Iterator[Diagnostic]:
     out = remove_field("parallelism.expert", "leave it out")
-    if job.model.has_user_network:
+    if job.model.has_user_network and not isinstance(job.model.network, TransformersNetwork):
         yield Diagnostic(
             "E0451",
-            "only the experts of `moe` layers are shared, and a function makes this network",
+            "only experts of `moe` layers and of `transformers` are shared, and a function makes this network",
             span,
             notes=(Note("the network", job.model.value_span("network")),),
             help=remedy(out, ", or `llama(…, experts = moe(…))`"),

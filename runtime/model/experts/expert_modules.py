@@ -11,6 +11,7 @@ gradient is read, not added.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -111,14 +112,15 @@ class Experts(nn.Module):
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Returns the experts' results, (rows, width). `rows` are sorted by expert; `counts` has each one's number."""
         ends = counts.cumsum(0).to(torch.int32)
-        gate, up = _grouped_product(rows, self.gate_up_proj, ends).chunk(2, -1)
-        return _grouped_product(F.silu(gate) * up, self.down_proj, ends)
+        gate, up = grouped_linear(rows, self.gate_up_proj, ends).chunk(2, -1)
+        return grouped_linear(F.silu(gate) * up, self.down_proj, ends)
 
     def extra_repr(self) -> str:
         experts, width, hidden = self.down_proj.shape
         return f"experts={experts}, width={width}, hidden={hidden}"
 
 
+SortedWork = Callable[[Tensor, Tensor], Tensor]  # rows sorted by expert, and the rows of each expert: the results
 Dispatch = Callable[[Experts, Tensor, Tensor], Tensor]
 
 
@@ -184,19 +186,26 @@ class MixtureOfExperts(nn.Module):
             self.gate.load.add_(counts)
         elif self.training and self.gate.load_ahead is not None:
             self.gate.load_ahead.add_(counts)
-        order = pairs.argsort(stable=True)
-        places = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
         rows = self.exchange.tokens_of_experts(cast_for_product(tokens)).flatten(0, -2)
-        rows = _SortRows.apply(rows, order, places, weights.shape[1])  # type: ignore[no-untyped-call]
-        results = self.dispatch(self.experts, rows, counts)
-        results = _RestoreRows.apply(results, order, places)  # type: ignore[no-untyped-call]
-        results = results.unflatten(0, weights.shape)
+        results = results_of_pairs(rows, chosen, counts, functools.partial(self.dispatch, self.experts))
         out = torch.bmm(weights.to(results.dtype).unsqueeze(1), results).view(*tokens.shape)
         out = self.exchange.sum_results(out)
         return out if self.shared_experts is None else out + self.shared_experts(x)
 
 
-def _grouped_product(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+def results_of_pairs(tokens: Tensor, chosen: Tensor, counts: Tensor, work: SortedWork) -> Tensor:
+    """Returns the results of each token's experts, (tokens, top_k, width). `chosen` (tokens, top_k) are these experts,
+    `counts` the rows of each expert, and `work` computes the results of sorted rows.
+    """
+    order = chosen.flatten().argsort(stable=True)
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
+    rows = _SortRows.apply(tokens, order, places, chosen.shape[1])  # type: ignore[no-untyped-call]
+    results = _RestoreRows.apply(work(rows, counts), order, places)  # type: ignore[no-untyped-call]
+    of_pairs: Tensor = results.unflatten(0, chosen.shape)
+    return of_pairs
+
+
+def grouped_linear(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """Returns each row times the transposed matrix of its expert. In float64, which torch's grouped product refuses,
     experts multiply one after another.
     """
