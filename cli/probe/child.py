@@ -1,4 +1,7 @@
-"""Runs a user's own code in a forked child, so that nothing it does stays, and returns its result or its exception."""
+"""Runs a user's own code in a forked child, so that nothing it does stays, and returns its result or its exception.
+
+Code that takes longer than `PATIENCE` says on standard error at which line it is, as no rank runs yet that could.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,13 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any, NoReturn, TextIO, TypeAlias, TypedDict
 
 Json: TypeAlias = Any  # what JSON holds
+
+PATIENCE = 10.0  # seconds after which a line of the user's is named; then after twice as many, and so on
 
 
 class ChildAnswer(TypedDict, total=False):
@@ -122,7 +128,8 @@ def _hush_libraries() -> None:
 
 def _attempt(work: Callable[[], object], *caught: type[BaseException]) -> ChildAnswer:
     try:
-        return {"made": work()}
+        with _naming_slow_lines():
+            return {"made": work()}
     except caught as raised:  # passed on, to be reported
         from dslc.runtime.process.vision_library import true_cause
 
@@ -135,6 +142,47 @@ def _attempt(work: Callable[[], object], *caught: type[BaseException]) -> ChildA
             "argument": getattr(error, "argument", ""),
             "remedy": getattr(error, "remedy", ""),
         }
+
+
+@contextlib.contextmanager
+def _naming_slow_lines() -> Iterator[None]:
+    """Names the line of the user's that this thread is at, after `PATIENCE` seconds and on."""
+    import threading
+
+    main, ended = threading.get_ident(), threading.Event()
+
+    def watch() -> None:
+        seconds = PATIENCE
+        while not ended.wait(seconds if seconds == PATIENCE else seconds / 2):
+            if doing := _user_code_at(sys._current_frames().get(main)):
+                text = f"dslc: no rank has started: a trial of your code has run for {seconds:g} s, and {doing}\n"
+                os.write(2, text.encode())
+            seconds *= 2
+
+    threading.Thread(target=watch, name="dslc-slow-lines", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _user_code_at(frame: FrameType | None) -> str:
+    """Returns what the user's code does in a stack, in words, with the sample that it reads and its innermost line; ""
+    if none of it runs.
+    """
+    from dslc.dsl.plain import plain
+    from dslc.runtime.process.frame_ownership import is_users
+
+    line = sample = ""
+    while frame is not None:
+        code = frame.f_code
+        if is_users(code.co_filename):
+            line = line or f"{os.path.basename(code.co_filename)}:{frame.f_lineno}, in {code.co_name}"
+            number = frame.f_locals.get(code.co_varnames[1]) if code.co_argcount == 2 else None
+            if code.co_name == "__getitem__" and isinstance(number, int):
+                sample = f"reads sample {number} ({line})"
+        frame = frame.f_back
+    return plain(sample or (line and f"is at {line}"))
 
 
 def _torch_is_barred() -> bool:
