@@ -122,6 +122,9 @@ def objection(floor: str, path: str, found: Import) -> str | None:
             codec = late and path == "ir/codec.py"
             return None if codec else "cattrs is for the functions of compiler/ir/codec.py"
         return None if found.is_within("dslc.compiler", "dslc.dsl") else "compiler imports the standard library and dsl"
+    if found.is_within("triton"):
+        kernels = path == "technique/philox_triton.py"
+        return None if kernels else "triton, which GPUs alone have, is for runtime/technique/philox_triton.py"
     if found.is_within(*OPTIONAL):
         return None if late else "a library that only some jobs need is imported where they need it"
     own = ("dslc.runtime", "dslc.compiler.ir", *SHARED, *OF_TORCH)

@@ -1,6 +1,6 @@
 """Decides whether the random numbers of forward passes follow from the sample, so that no plan changes them.
 
-They do on CPUs, unless the job keeps torch's generators (`train.dropout_generator = torch`), compiles a network whose
+They do, unless the job keeps torch's generators (`train.dropout_generator = torch`), compiles a network whose
 masks no operator can give, or has a step of its own. Of a network that a function makes tracing says which classes of
 modules draw, and whether one draws what the runtime cannot give by sample.
 """
@@ -40,8 +40,6 @@ def torch_draws_because(job: JobSpec, layout: Layout, model: ModelGraph) -> str:
     train = job.train
     if train.dropout_generator == "torch":
         return "`train.dropout_generator` is `torch`"
-    if layout.device != "cpu":
-        return "a GPU draws by torch's generator"
     if train.step is not None:
         return "the step is the job's own (`train.step`)"
     if not train.compile:

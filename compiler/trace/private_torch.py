@@ -241,6 +241,7 @@ dump_memory_snapshot: Callable[[str], None] = torch.cuda.memory._dump_snapshot  
 # ------------------------------------------------------------------------------------------------ operators, autograd
 flash_attention_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_attention_on_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+plain_attention = torch.ops.aten._scaled_dot_product_attention_math  # by products, with its probabilities
 
 ATTENTION = (  # the operators that attention comes down to, by device
     "_scaled_dot_product_flash_attention_for_cpu",
@@ -259,8 +260,7 @@ def number_of() -> Operator:
 
 def attention_on_cpu() -> tuple[OpOverloadPacket, OpOverloadPacket]:
     """Returns the operators of attention on a CPU, forward and backward."""
-    aten = torch.ops.aten
-    return aten._scaled_dot_product_flash_attention_for_cpu, aten._scaled_dot_product_flash_attention_for_cpu_backward
+    return flash_attention_on_cpu, flash_attention_on_cpu_backward
 
 
 def schema_of(operator: Operator) -> torch.FunctionSchema:

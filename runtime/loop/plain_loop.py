@@ -62,7 +62,7 @@ def train(job: JobProgram, place: RankPlace, splits: Splits, device: torch.devic
     freeze_parameters(job.model, model)
     float8.apply(job.precision, model, device)
     documents.apply(job.model.documents, model, masks=job.model.documents_masked)
-    sample_draws.apply(job.draws, model, place.coordinates, job.axes)
+    sample_draws.apply(job.draws, model, place.coordinates, job.axes, device)
     model.train()
     if job.observation is not None and job.observation.exact:
         widen_model(model)  # before an optimizer makes its state

@@ -73,7 +73,7 @@ from dslc.runtime.pipeline.recording import (
 )
 from dslc.runtime.pipeline.repeated_uses import repeated_uses
 from dslc.runtime.process.frame_ownership import is_users
-from dslc.runtime.technique import sample_draws
+from dslc.runtime.technique import sample_pass
 
 _ASKS = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist"}
 _LOST = {"register_hook", "register_post_accumulate_grad_hook", "backward", "__set__"}
@@ -184,7 +184,7 @@ class _CallRecorder(TorchFunctionMode):
         self._inside: list[str] = []
         self._before: tuple[tuple[object, ...], Mapping[str, object], dict[int, int]] = ((), {}, {})
         self._random = False
-        self._drawn: Counter[sample_draws.DrawingLayer | None] = Counter()  # draws of each module
+        self._drawn: Counter[sample_pass.DrawingLayer | None] = Counter()  # draws of each module
         self._noted = self._drawn.copy()  # when the last call was noted
         self._known: dict[int, RecordedValue | ModuleTensor] = {}
         self._nodes: dict[int, str] = {}  # autograd nodes, by value
@@ -307,7 +307,7 @@ class _CallRecorder(TorchFunctionMode):
     def _watched(self, func: Operator, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
         if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func):
             self._random = True
-            self._drawn[sample_draws.current_layer()] += 1
+            self._drawn[sample_pass.current_layer()] += 1
         if self._inside:
             self._look(args, kwargs)
         return func(*args, **kwargs)
@@ -363,7 +363,7 @@ class _CallRecorder(TorchFunctionMode):
             raise CaptureError(reason, _line())
         trains = not module_tensors.isdisjoint(self._parameters)
         is_own = not (layer or trains or self._random) and all(facts[number].own for number in input_numbers)
-        drawing = sample_draws.current_layer()
+        drawing = sample_pass.current_layer()
         call = Call(
             what=target,
             layer=layer,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dslc.compiler.trace.private_torch import tree_leaves
 from dslc.compiler.trace.structures import unflatten
-from dslc.runtime.technique.sample_draws import DrawingLayer
+from dslc.runtime.technique.sample_pass import DrawingLayer
 
 SMALL, LARGE = 2, 4  # samples of the two runs that are compared; a single one would make batch norm fail
 

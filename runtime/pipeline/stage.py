@@ -18,7 +18,7 @@ from dslc.compiler.trace.private_torch import is_view
 from dslc.compiler.trace.structures import Structure
 from dslc.runtime.model.meta_model import Spot
 from dslc.runtime.pipeline.recording import Call, ModuleTensor, filled, tensors_of
-from dslc.runtime.technique import sample_draws
+from dslc.runtime.technique import sample_pass
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
@@ -144,7 +144,7 @@ class CapturedStage(nn.Module):
             if call.cast is not None:
                 is_enabled, dtype = call.cast
                 contexts.enter_context(torch.autocast(self._device.type, dtype=dtype, enabled=is_enabled))
-            contexts.enter_context(sample_draws.in_layer(call.drawing, call.drawn))
+            contexts.enter_context(sample_pass.in_layer(call.drawing, call.drawn))
             result = target(*args, **kwargs)
         results = tensors_of(result)
         assert len(results) == len(call.gives), (

@@ -42,7 +42,7 @@ from dslc.runtime.model.row_order import as_named, is_permuted
 from dslc.runtime.model.tensor_names import named_tensors
 from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.step.stepper import Between, StepResult
-from dslc.runtime.technique import sample_draws
+from dslc.runtime.technique import sample_pass
 
 BUCKETS = 256
 _CHUNK = 1 << 20  # numbers that are hashed at once
@@ -163,7 +163,7 @@ class TensorRecorder:
 
     def _hook(self, name: str) -> Callable[[nn.Module, object, object], None]:
         def summarize_output(module: nn.Module, args: object, output: object) -> None:
-            samples = sample_draws.current_pass()
+            samples = sample_pass.current_pass()
             if samples is None or not self._on or not torch.is_grad_enabled() or running_node_number() is not None:
                 return
             for tensor in tensors(output):
@@ -174,7 +174,7 @@ class TensorRecorder:
         return summarize_output
 
     @torch.no_grad()
-    def _summarize_output(self, name: str, output: Tensor, samples: sample_draws.SamplePass) -> None:
+    def _summarize_output(self, name: str, output: Tensor, samples: sample_pass.SamplePass) -> None:
         share = None
         if hasattr(output, "placements"):
             share = part_in_whole(output)[1][-1]

@@ -32,7 +32,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from dslc.compiler.ir.program import RecomputeStep
 from dslc.compiler.trace.private_torch import ATTENTION, AnyDropout, overloads_of, own_buffers
-from dslc.runtime.technique import sample_draws
+from dslc.runtime.technique import sample_draws, sample_pass
 
 Context: TypeAlias = contextlib.AbstractContextManager[object]
 Contexts = Callable[[], tuple[Context, Context]]  # of the first pass and of the second
@@ -103,8 +103,8 @@ def draws_numbers(module: nn.Module) -> bool:
 def _of_same_samples(contexts: Contexts) -> tuple[Context, Context]:
     """Returns the contexts of both passes; the second is over the samples of the first."""
     first, second = contexts()
-    samples = sample_draws.current_pass()
-    return first, _EachTime(lambda: sample_draws.replayed(samples, second))
+    samples = sample_pass.current_pass()
+    return first, _EachTime(lambda: sample_pass.replayed(samples, second))
 
 
 def _drawing_alike(contexts: Contexts) -> tuple[Context, Context]:

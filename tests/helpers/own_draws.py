@@ -47,7 +47,7 @@ class Network(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.drop(self.embed(x))
         if self.training:
-            x = x + 0.01 * torch.randn(x.shape)
+            x = x + 0.01 * torch.randn(x.shape, device=x.device)
         for block in self.blocks:
             x = block(x)
         return self.head(F.dropout(x, 0.05, self.training))

@@ -74,6 +74,11 @@ def _compiled_to_operations(module: ModuleType) -> None:
     vars(module)["compile_fx"] = aot_eager
 
 
+def _masks_by_operations(module: ModuleType) -> None:
+    """Makes masks of dropout by operations of torch: no GPU runs Triton's kernels."""
+    vars(module)["_has_kernel"] = lambda device: False
+
+
 def _gpus_for_cpus(module: ModuleType) -> None:
     """Gives jobs that ask for CPUs GPUs instead; the name is as wide, so that messages still point to the right
     place.
@@ -119,6 +124,7 @@ else:
     _calls |= {"torch.backends.cuda": _without_cudnn}
 if os.environ.get("ABSENT_GPUS_COMPUTE"):
     _calls |= {"torch": _computed_by_the_cpu, "torch._inductor.compile_fx": _compiled_to_operations}
+    _calls |= {"dslc.runtime.technique.philox_tensors": _masks_by_operations}
 elif not os.environ.get("SHARED_GPU"):
     _calls["torch.distributed.pipelining.stage"] = _stages_as_given
 if os.environ.get("ABSENT_GPUS_FOR_CPUS"):

@@ -22,6 +22,7 @@ from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.technique import philox, recompute, sample_draws
 
 KEY = 0x1234_5678_9ABC_DEF0_1122_3344
+CPU = torch.device("cpu")
 AXES = {"pipeline": 1, "data": 1, "context": 1, "tensor": 1}
 
 
@@ -74,7 +75,7 @@ def test_the_pieces_of_ranks_are_each_number_of_a_sample_once(data: st.DataObjec
     for tensor in range(ranks["tensor"]):
         for context in range(ranks["context"]):
             model = nn.ModuleDict({"drop": nn.Dropout(0.1)})
-            sample_draws.apply(step, model, {"tensor": tensor, "context": context}, ranks)
+            sample_draws.apply(step, model, {"tensor": tensor, "context": context}, ranks, CPU)
             piece = vars(model["drop"])["forward"].layer.cuts[1]
             found += [*piece.take(whole, len(whole) // ranks["tensor"] // ranks["context"])]
     assert sorted(found) == [*whole]
@@ -113,7 +114,7 @@ def draws(tmp_path: Path, microbatches: int, rank: int = 0, ranks: int = 1) -> s
 def drawing(context: tuple[int, int] = (0, 1)) -> Drawing:
     model = Drawing()
     step = DrawStep(kinds=(class_name(Drawing),))
-    sample_draws.apply(step, model, AXES | {"context": context[0]}, AXES | {"context": context[1]})
+    sample_draws.apply(step, model, AXES | {"context": context[0]}, AXES | {"context": context[1]}, CPU)
     return model
 
 
@@ -144,7 +145,7 @@ def test_half_the_width_of_numbers_draws_the_same_mask(tmp_path: Path) -> None:
     masks = []
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         passes, model = draws(tmp_path, 1), nn.Sequential(nn.Dropout(0.5))
-        sample_draws.apply(DrawStep(), model, AXES, AXES)
+        sample_draws.apply(DrawStep(), model, AXES, AXES, CPU)
         passes.begin(StepBatch([], 8, 0, 0))
         passes.enter(0)
         masks.append(model(torch.ones(8, 32, dtype=dtype)) > 0)
@@ -157,7 +158,7 @@ def test_pieces_of_the_sequence_draw_their_part(tmp_path: Path) -> None:
     for pieces in (1, 3):
         for number, part in enumerate(input.chunk(pieces, 1)):
             passes, model = draws(tmp_path, 1), nn.Sequential(nn.Dropout(0.5))
-            sample_draws.apply(DrawStep(), model, AXES | {"context": number}, AXES | {"context": pieces})
+            sample_draws.apply(DrawStep(), model, AXES | {"context": number}, AXES | {"context": pieces}, CPU)
             passes.begin(StepBatch([], 8, 0, 0))
             passes.enter(0)
             made.append(model(part))
@@ -172,7 +173,7 @@ def test_recomputation_draws_again_without_states_of_generators(tmp_path: Path, 
     layers = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Tanh(), nn.Dropout(0.5)))
     models = [layers, copy.deepcopy(layers)]
     for model in models:
-        sample_draws.apply(DrawStep(), model, AXES, AXES)
+        sample_draws.apply(DrawStep(), model, AXES, AXES, CPU)
         passes = draws(tmp_path, 2)
         passes.begin(StepBatch([], 8, 0, 0))
         if model is models[1]:
@@ -208,7 +209,7 @@ def test_compiled_code_draws_what_plain_code_draws(tmp_path: Path) -> None:
     models.append(copy.deepcopy(models[0]))
     outputs: list[list[Tensor]] = [[], []]
     for model, made, is_compiled in zip(models, outputs, (False, True), strict=True):
-        sample_draws.apply(DrawStep(), model, AXES, AXES, compiled=is_compiled)
+        sample_draws.apply(DrawStep(), model, AXES, AXES, CPU, compiled=is_compiled)
         run = torch.compile(model, backend="aot_eager", fullgraph=True) if is_compiled else model
         passes = draws(tmp_path, 2)
         passes.begin(StepBatch([], 8, 0, 3))

@@ -1,0 +1,248 @@
+"""Torch's kernels that draw, replaced by kernels that draw by sample.
+
+Model: torch fills a tensor with random numbers by `bernoulli_`, `uniform_` and `normal_`; on GPUs `native_dropout`
+makes a mask and multiplies by it. A replaced kernel fills by position (philox.py, philox_tensors.py) while a layer that
+draws by sample runs, in a pass over a micro-batch; else it is torch's.
+
+On GPUs torch's fused attention draws within its kernels. Attention with dropout takes torch's plain products there, as
+on CPUs, and its dropout goes through `native_dropout`.
+
+Contract: a tensor has the same numbers on every device, normal numbers up to rounding. No kernel waits for a GPU, but
+for a rank's places in a draw that is cut, once.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dslc.compiler.trace.private_torch import plain_attention
+from dslc.runtime.technique import philox, philox_tensors
+from dslc.runtime.technique.sample_pass import ACTIVE, Buffer, DrawingLayer, SamplePass
+
+Fill = Callable[[philox.Array, int, int], None]  # fills an array from a key's place on
+FillTensor = Callable[[Tensor, int, int], None]
+
+_UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}  # by bytes
+
+
+def replace_kernels(device: str) -> None:
+    """Replaces torch's kernels for CPUs, and those for another type of device, once in a process."""
+    _replace_cpu_kernels()
+    if device != "cpu":
+        replace_tensor_kernels(device.upper())
+
+
+@functools.cache  # holds the kernels
+def _replace_cpu_kernels() -> torch.library.Library:
+    library = torch.library.Library("aten", "IMPL")
+    for name, filling in (("bernoulli_.float", _bernoulli), ("uniform_", _uniform), ("normal_", _normal)):
+        _replace(library, name, "CPU", functools.partial(_kernel, filling=filling))
+    return library
+
+
+@functools.cache
+def replace_tensor_kernels(key: str) -> torch.library.Library:
+    """Replaces torch's kernels for the devices of a dispatch key by tensor operations, while the result lives."""
+    library = torch.library.Library("aten", "IMPL")
+    for name, filling in _TENSOR_FILLS.items():
+        _replace(library, name, key, functools.partial(_tensor_kernel, filling=filling))
+    _replace(library, "native_dropout", key, _dropout_kernel)
+    _replace(library, "scaled_dot_product_attention", f"Autograd{key}", _attention_kernel)
+    return library
+
+
+def _replace(library: torch.library.Library, name: str, key: str, make: Callable[[Any], Callable[..., object]]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch says that a kernel is replaced
+        kernel = make(torch.library.get_kernel(f"aten::{name}", key))
+        library.impl(name, kernel, key, with_keyset=True, allow_override=True)
+
+
+def _active(tensor: Tensor, *, is_seeded: bool = False) -> tuple[SamplePass, DrawingLayer] | None:
+    """Returns the pass and the layer by which a tensor is filled; None if torch fills it."""
+    samples, layer = ACTIVE.samples, ACTIVE.layer
+    if samples is None or layer is None or is_seeded:
+        return None
+    rows = tensor.shape[0] if tensor.dim() else 0
+    return (samples, layer) if layer.shared or (rows > 0 and rows % samples.samples == 0) else None
+
+
+def _begin_draw(samples: SamplePass, layer: DrawingLayer) -> tuple[int, int]:
+    """Returns the number of a layer's next draw in the pass, and its key."""
+    number = samples.draws[layer.name]
+    samples.draws[layer.name] += 1
+    named = f"{samples.seed}/{samples.step}/{layer.name}/{number}".encode()
+    return number, int.from_bytes(hashlib.blake2b(named, digest_size=16).digest(), "little")
+
+
+def _fill_samples(
+    rows: Buffer, key: int, first: int, layer: DrawingLayer, number: int, fill: Callable[[Buffer, int, int], None]
+) -> None:
+    """Fills one row for each sample, from sample `first` of the global batch on."""
+    size = rows.shape[1]  # numbers of a sample on this rank
+    piece = layer.cuts.get(number)
+    if piece is not None:
+        numbers = math.prod(piece.shape)
+        whole = rows.new_empty(numbers) if isinstance(rows, Tensor) else np.empty(numbers, rows.dtype)
+        for sample, row in enumerate(rows, first):
+            fill(whole, key, sample * len(whole))
+            row[:] = piece.take(whole, size)
+        return
+    if layer.pieces == 1:
+        fill(rows.reshape(-1), key, first * size)
+        return
+    for sample, row in enumerate(rows, first):
+        fill(row, key, (sample * layer.pieces + layer.number) * size)
+
+
+# ------------------------------------------------------------------------------------------------------------- CPUs
+
+
+def _kernel(original: Any, filling: Callable[..., tuple[torch.dtype | None, Fill]]) -> Callable[..., Tensor]:
+    def kernel(keys: object, tensor: Tensor, *args: float, generator: torch.Generator | None = None) -> Tensor:
+        active = _active(tensor, is_seeded=generator is not None)
+        if active is not None:
+            dtype, fill = filling(tensor, *args)
+            _fill(tensor, *active, dtype, fill)
+            return tensor
+        result: Tensor = original.call_boxed(keys, tensor, *args, generator=generator)
+        return result
+
+    return kernel
+
+
+def _bernoulli(tensor: Tensor, probability: float = 0.5) -> tuple[torch.dtype | None, Fill]:
+    # The bits of one, as numpy has no bfloat16.
+    unsigned = _UNSIGNED[tensor.element_size()]
+    one = int(torch.ones((), dtype=tensor.dtype).view(unsigned))
+    return unsigned, lambda out, key, first: philox.bernoulli(out, key, first, probability, one)
+
+
+def _uniform(tensor: Tensor, low: float = 0.0, high: float = 1.0) -> tuple[torch.dtype | None, Fill]:
+    return None, lambda out, key, first: philox.uniform(out, key, first, low, high)
+
+
+def _normal(tensor: Tensor, mean: float = 0.0, deviation: float = 1.0) -> tuple[torch.dtype | None, Fill]:
+    return None, lambda out, key, first: philox.normal(out, key, first, mean, deviation)
+
+
+def _fill(tensor: Tensor, samples: SamplePass, layer: DrawingLayer, view: torch.dtype | None, fill: Fill) -> None:
+    """Fills a tensor: its bits as `view`, or its numbers."""
+    number, key = _begin_draw(samples, layer)
+    in_place = tensor.is_contiguous() and samples.order is None and (view is not None or _is_of_numpy(tensor))
+    target = tensor if in_place else torch.empty(tensor.shape, dtype=tensor.dtype if view else torch.float64)
+    numbers = target.detach().view(view).numpy() if view else target.detach().numpy()
+    if layer.shared:
+        fill(numbers.reshape(-1), key, 0)
+    else:
+        _fill_samples(numbers.reshape(samples.samples, -1), key, samples.first, layer, number, fill)
+    if not in_place:
+        tensor.copy_(_in_order(target, samples, layer))
+
+
+def _is_of_numpy(tensor: Tensor) -> bool:
+    return tensor.dtype in (torch.float32, torch.float64)
+
+
+def _in_order(target: Tensor, samples: SamplePass, layer: DrawingLayer) -> Tensor:
+    if samples.order is None or layer.shared:
+        return target
+    rows = target.view(samples.samples, -1)
+    return rows[samples.order.to(rows.device)].view(target.shape)
+
+
+# ---------------------------------------------------------------------------------------------------- other devices
+
+
+def _bernoulli_tensor(probability: float = 0.5) -> FillTensor:
+    return lambda out, key, first: philox_tensors.bernoulli(out, key, first, probability)
+
+
+def _uniform_tensor(low: float = 0.0, high: float = 1.0) -> FillTensor:
+    return lambda out, key, first: philox_tensors.uniform(out, key, first, low, high)
+
+
+def _normal_tensor(mean: float = 0.0, deviation: float = 1.0) -> FillTensor:
+    return lambda out, key, first: philox_tensors.normal(out, key, first, mean, deviation)
+
+
+_TENSOR_FILLS: dict[str, Callable[..., FillTensor]] = {
+    "bernoulli_.float": _bernoulli_tensor,
+    "uniform_": _uniform_tensor,
+    "normal_": _normal_tensor,
+}
+
+
+def _tensor_kernel(original: Any, filling: Callable[..., FillTensor]) -> Callable[..., Tensor]:
+    def kernel(keys: object, tensor: Tensor, *args: float, generator: torch.Generator | None = None) -> Tensor:
+        active = _active(tensor, is_seeded=generator is not None)
+        if active is not None:
+            fill_tensor(tensor, *active, filling(*args))
+            return tensor
+        result: Tensor = original.call_boxed(keys, tensor, *args, generator=generator)
+        return result
+
+    return kernel
+
+
+@torch.no_grad()
+def fill_tensor(tensor: Tensor, samples: SamplePass, layer: DrawingLayer, fill: FillTensor) -> None:
+    """Fills a tensor of any device."""
+    number, key = _begin_draw(samples, layer)
+    in_place = tensor.is_contiguous() and samples.order is None
+    target = tensor if in_place else torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    if layer.shared:
+        fill(target.view(-1), key, 0)
+    else:
+        _fill_samples(target.view(samples.samples, -1), key, samples.first, layer, number, fill)
+    if not in_place:
+        tensor.copy_(_in_order(target, samples, layer))
+
+
+def _dropout_kernel(original: Any) -> Callable[..., tuple[Tensor, Tensor]]:
+    def kernel(keys: object, input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+        active = _active(input)
+        if active is None or train is False or not 0 < p < 1:
+            result: tuple[Tensor, Tensor] = original.call_boxed(keys, input, p, train)
+            return result
+        mask = torch.empty_like(input, dtype=torch.bool)
+        fill_tensor(mask, *active, _bernoulli_tensor(1 - p))
+        return (input * mask).mul_(1 / (1 - p)), mask
+
+    return kernel
+
+
+def _attention_kernel(original: Any) -> Callable[..., Tensor]:
+    def kernel(
+        keys: object,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        if dropout_p > 0 and _active(query) is not None:
+            attended: Tensor
+            attended, _ = plain_attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+            return attended
+        result: Tensor = original.call_boxed(
+            keys, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+        return result
+
+    return kernel

@@ -1,0 +1,121 @@
+"""The numbers of philox.py by tensor operations, for any device.
+
+Model: Philox of four words of 64 bits and ten rounds (Salmon et al. 2011, doi:10.1145/2063384.2063405), in int64
+arithmetic, which wraps. A product of 64 bits by 64 bits is four products of halves. That is 400 operations: where
+Triton is there, one kernel makes the masks of dropout instead (philox_triton.py).
+
+Contract: `words`, `bernoulli` and `uniform` equal those of philox.py to the bit, by either way. `normal` equals it up
+to the device's rounding of a logarithm and a cosine in 64 bits. No call waits for the device. Tensor operations take at
+most `WORKSPACE` bytes beside the result.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from dslc.compiler.trace.private_torch import has_triton
+
+_BLOCK = 8  # words of 32 bits that one count of the generator makes
+_CHUNK = 1 << 20  # words made at once
+WORKSPACE = 24 * _CHUNK  # bytes: of each word an int64, once more while they are joined, and the state
+_WORDS = 2.0**32
+_MULTIPLIERS = 0xD2E7470EE14C6C93, 0xCA5A826395121157
+_KEY_STEPS = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
+_ROUNDS = 10
+_MASK = 0xFFFF_FFFF
+
+
+def words(key: int, first: int, count: int, device: torch.device) -> Iterator[tuple[slice, Tensor]]:
+    """Yields the words `first` to `first + count` of a key in chunks as int64, each with its place among them."""
+    block, skipped = divmod(first, _BLOCK)
+    start = 0
+    while start < count:
+        size = min(_CHUNK - skipped, count - start)
+        blocks = -(-(skipped + size) // _BLOCK)
+        yield slice(start, start + size), _words(key, block, blocks, device)[skipped : skipped + size]
+        start, block, skipped = start + size, block + blocks, 0
+
+
+def bernoulli(out: Tensor, key: int, first: int, probability: float) -> None:
+    """Fills a tensor of one dim with 1 where a word is below the probability, and 0 elsewhere."""
+    limit = round(probability * _WORDS)
+    if limit >= _WORDS or limit <= 0:
+        out.fill_(limit > 0)
+    elif _has_kernel(out.device):
+        from dslc.runtime.technique.philox_triton import fill_where_below
+
+        mask = out if out.dtype == torch.bool else torch.empty_like(out, dtype=torch.bool)
+        fill_where_below(mask, key, first, limit)
+        if mask is not out:
+            out.copy_(mask)
+    else:
+        for place, chunk in words(key, first, len(out), out.device):
+            out[place] = chunk < limit
+
+
+def uniform(out: Tensor, key: int, first: int, low: float, high: float) -> None:
+    """Fills a tensor of one dim with numbers in [low, high), of 24 random bits each."""
+    for place, chunk in words(key, first, len(out), out.device):
+        numbers = (chunk >> 8).double().mul_((high - low) * 2.0**-24)
+        if out.dtype == torch.float32:  # as philox.py, which adds in the dtype of the result
+            numbers = numbers.float()
+        out[place] = numbers.add_(low)
+
+
+def normal(out: Tensor, key: int, first: int, mean: float, deviation: float) -> None:
+    """Fills a tensor of one dim with normal numbers, each of two words (Box and Muller 1958)."""
+    for place, chunk in words(key, 2 * first, 2 * len(out), out.device):
+        radius, angle = (chunk[half::2].double().add_(0.5) for half in (0, 1))
+        numbers = radius.div_(_WORDS).log_().mul_(-2).sqrt_() * angle.mul_(2 * math.pi / _WORDS).cos_()
+        out[place.start // 2 : place.stop // 2] = numbers.mul_(deviation).add_(mean)
+
+
+def _signed(bits: int) -> int:
+    return (bits + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+# ---------------------------------------------------------------------------------------------------- the generator
+
+
+def _words(key: int, block: int, blocks: int, device: torch.device) -> Tensor:
+    """Returns the words of so many blocks from one on, each from 0 to 2**32 - 1."""
+    counter = torch.arange(block + 1, block + 1 + blocks, device=device)  # the generator counts before it makes a block
+    zero = torch.zeros((), dtype=torch.int64, device=device)
+    state = (counter, zero, zero, zero)
+    for number in range(_ROUNDS):
+        low_key, high_key = (_signed((key >> 64 * n) + number * step) for n, step in enumerate(_KEY_STEPS))
+        state = _mix(state, low_key, high_key)
+    return torch.stack([half for word in state for half in (word & _MASK, _high_half(word))], dim=1).flatten()
+
+
+State = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def _mix(state: State, low_key: int, high_key: int) -> State:
+    """Does one round."""
+    (high, low), (other_high, other_low) = _product(state[0], _MULTIPLIERS[0]), _product(state[2], _MULTIPLIERS[1])
+    return other_high ^ state[1] ^ low_key, other_low, high ^ state[3] ^ high_key, low
+
+
+def _product(x: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
+    """Returns the high and the low 64 bits of a product of unsigned numbers of 64 bits."""
+    low, high = multiplier & _MASK, multiplier >> 32
+    x_low, x_high = x & _MASK, _high_half(x)
+    middle = x_low * high + _high_half(x_low * low)  # below 2**64, as the next one
+    other = x_high * low + (middle & _MASK)
+    return x_high * high + _high_half(middle) + _high_half(other), x * _signed(multiplier)
+
+
+def _high_half(x: Tensor) -> Tensor:
+    return (x >> 32) & _MASK
+
+
+@functools.cache
+def _has_kernel(device: torch.device) -> bool:
+    """True if Triton makes kernels for the device here."""
+    return device.type == "cuda" and has_triton()

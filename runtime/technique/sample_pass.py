@@ -1,0 +1,125 @@
+"""The pass and the layer that draw random numbers by sample, in each thread (sample_draws.py enters them).
+
+Contract: recomputation goes on in a pass as it was (`replayed`), and draws what the first pass drew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dslc.runtime.technique import philox
+
+Places = npt.NDArray[np.int64]
+Buffer = TypeVar("Buffer", philox.Array, Tensor)
+
+
+@dataclass(kw_only=True)
+class SamplePass:
+    """A forward pass over a micro-batch, whose samples are `first` and so on of the global batch of `step`."""
+
+    seed: int
+    step: int
+    first: int
+    samples: int
+    order: Tensor | None = None  # the samples' places among these, where `dslc verify` changes their order
+    draws: Counter[str] = field(default_factory=Counter)  # so far, by layer
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawPiece:
+    """A rank's piece of a draw: the shape of one sample in one process, and the rank's places along each dim."""
+
+    shape: tuple[int, ...]
+    places: tuple[Places, ...]
+    columns: bool = False  # the rank has as many of the last dim as its tensor
+
+    _tensors: dict[tuple[torch.device, int, int], Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    def take(self, whole: Buffer, size: int) -> Buffer:
+        """Returns the `size` numbers of the piece."""
+        places = [*self.places]
+        if self.columns:
+            places[-1] = np.arange(size // math.prod(map(len, places[:-1])))
+        whole = whole.reshape(self.shape)
+        for dim, along in enumerate(places):
+            if len(along) < self.shape[dim]:
+                whole = self._take_along(whole, dim, along)
+        return whole.reshape(-1)
+
+    def _take_along(self, whole: Buffer, dim: int, places: Places) -> Buffer:
+        if not isinstance(whole, Tensor):
+            return whole.take(places, dim)
+        key = (whole.device, dim, len(places))
+        if key not in self._tensors:  # kept, as a copy to a GPU waits for it
+            self._tensors[key] = torch.from_numpy(places).to(whole.device)
+        return whole.index_select(dim, self._tensors[key])
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawingLayer:
+    """A module that draws. A rank has piece `number` of `pieces` of the second dim, the sequence; or of some of its
+    draws, by their number in the pass, what `cuts` says.
+    """
+
+    name: str
+    number: int = 0
+    pieces: int = 1
+    shared: bool = False
+    cuts: Mapping[int, DrawPiece] = field(default_factory=dict, compare=False)
+
+
+class _Active(threading.local):
+    """The pass and the layer that run in this thread."""
+
+    samples: SamplePass | None = None
+    layer: DrawingLayer | None = None
+
+
+ACTIVE = _Active()
+
+
+def current_layer() -> DrawingLayer | None:
+    """Returns the module that runs and draws by sample, if there is one."""
+    return ACTIVE.layer
+
+
+@contextlib.contextmanager
+def in_layer(layer: DrawingLayer | None, drawn: int) -> Iterator[None]:
+    """Runs code of a module that draws by sample outside of its forward pass, after earlier draws of the module."""
+    before = ACTIVE.layer
+    ACTIVE.layer = layer
+    if layer is not None and ACTIVE.samples is not None:
+        ACTIVE.samples.draws[layer.name] = drawn
+    try:
+        yield
+    finally:
+        ACTIVE.layer = before
+
+
+def current_pass() -> SamplePass | None:
+    """Returns the pass that runs, as it is now."""
+    samples = ACTIVE.samples
+    return None if samples is None else replace(samples, draws=samples.draws.copy())
+
+
+@contextlib.contextmanager
+def replayed(samples: SamplePass | None, within: contextlib.AbstractContextManager[object]) -> Iterator[None]:
+    """Goes on in a pass as it was when `current_pass` returned it."""
+    before = ACTIVE.samples
+    ACTIVE.samples = None if samples is None else replace(samples, draws=samples.draws.copy())
+    try:
+        with within:
+            yield
+    finally:
+        ACTIVE.samples = before

@@ -1,0 +1,204 @@
+"""Draws by tensor operations, which GPUs take, equal those on CPUs to the bit. Here the CPU does these operations."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from dslc.compiler.ir.program import CutDraw, DrawStep, RecomputeStep
+from dslc.compiler.trace.structures import class_name
+from dslc.runtime.technique import draw_kernels, philox, philox_tensors, recompute, sample_draws
+from dslc.runtime.technique.sample_pass import ACTIVE, DrawingLayer, SamplePass
+
+CPU = torch.device("cpu")
+KEYS = st.integers(0, 2**128 - 1)
+FIRST = st.one_of(st.integers(0, 40), st.integers(0, 2**50))
+
+
+@pytest.fixture
+def on_tensors() -> Iterator[None]:
+    """Gives the CPU the kernels of other devices."""
+    draw_kernels.replace_kernels("cpu")
+    library = draw_kernels.replace_tensor_kernels("CPU")
+    yield
+    library._destroy()
+    draw_kernels.replace_tensor_kernels.cache_clear()
+
+
+def words(key: int, first: int, count: int) -> np.ndarray:
+    made = np.zeros(count, dtype=np.int64)
+    for place, chunk in philox.words(key, first, count):
+        made[place] = chunk
+    return made
+
+
+@given(KEYS, FIRST, st.integers(0, 100))
+def test_words_are_those_on_cpus(key: int, first: int, count: int) -> None:
+    made = torch.full((count,), -1)
+    for place, chunk in philox_tensors.words(key, first, count, CPU):
+        made[place] = chunk
+    np.testing.assert_array_equal(made.numpy(), words(key, first, count))
+
+
+@given(KEYS, FIRST, st.integers(0, 60), st.sampled_from([torch.bool, torch.float32, torch.bfloat16]))
+@settings(max_examples=50)
+def test_chances_and_even_numbers_are_those_on_cpus(key: int, first: int, count: int, dtype: torch.dtype) -> None:
+    chances, expected = torch.empty(count, dtype=dtype), np.empty(count, np.uint8)
+    for probability in (0.0, 0.3, 1.0):
+        philox_tensors.bernoulli(chances, key, first, probability)
+        philox.bernoulli(expected, key, first, probability, 1)
+        np.testing.assert_array_equal(chances.float().numpy(), expected)
+    for number_type in (np.float32, np.float64):
+        numbers, even = np.empty(count, number_type), torch.from_numpy(np.empty(count, number_type))
+        philox.uniform(numbers, key, first, -0.7, 1.9)
+        philox_tensors.uniform(even, key, first, -0.7, 1.9)
+        np.testing.assert_array_equal(even.numpy(), numbers)
+        philox.normal(numbers, key, first, 2.0, 0.5)
+        philox_tensors.normal(even, key, first, 2.0, 0.5)
+        torch.testing.assert_close(even, torch.from_numpy(numbers), rtol=1e-6, atol=0)
+
+
+def test_chunks_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(philox_tensors, "_CHUNK", 16)
+    chances, expected = torch.empty(100), np.empty(100, np.uint8)
+    philox_tensors.bernoulli(chances, 5, 3, 0.4)
+    philox.bernoulli(expected, 5, 3, 0.4, 1)
+    np.testing.assert_array_equal(chances.numpy(), expected)
+
+
+def test_triton_makes_the_same_masks() -> None:
+    """By its interpreter, which computes on the CPU. A GPU's torch brings Triton along."""
+    pytest.importorskip("triton")
+    code = """if True:
+        import numpy as np, torch
+        from dslc.runtime.technique import philox
+        from dslc.runtime.technique.philox_triton import fill_where_below
+        for key, first, count in ((7, 0, 40), (2**127 + 5, 3, 77), (9, 5, 1), (2**64 - 1, 7, 5000), (5, 2**40, 9)):
+            mask, expected = torch.zeros(count, dtype=torch.bool), np.empty(count, np.uint8)
+            fill_where_below(mask, key, first, round(0.3 * 2**32))
+            philox.bernoulli(expected, key, first, 0.3, 1)
+            np.testing.assert_array_equal(mask.numpy(), expected)
+    """
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {"TRITON_INTERPRET": "1"}, check=True)
+
+
+@pytest.mark.slow
+def test_shapes_are_known_without_numbers() -> None:
+    ((place, chunk),) = philox_tensors.words(1, 3, 20, torch.device("meta"))
+    assert (place, chunk.shape, chunk.dtype) == (slice(0, 20), (20,), torch.int64)
+
+
+class Drawing(nn.Module):
+    """Draws in the ways that have kernels of their own on GPUs: (batch, heads, positions, 8)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.recurrent = nn.Dropout(0.3), nn.LSTM(8, 8, num_layers=2, dropout=0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(x) + torch.rand(x.shape, dtype=x.dtype)
+        x = F.scaled_dot_product_attention(x, x, x, dropout_p=0.4, is_causal=True)
+        x = x * x.new_empty(len(x), 1, 1, 1).bernoulli_(0.7)
+        y: Tensor = self.recurrent(x.flatten(1, 2))[0]
+        return F.dropout(y.transpose(1, 2), 0.1)
+
+
+def outputs(model: nn.Module, step: DrawStep, samples: SamplePass, x: Tensor) -> list[Tensor]:
+    """Returns the output and the gradient of a pass."""
+    sample_draws.apply(step, model, {"context": 0}, {"context": 1}, CPU)
+    input = x.clone().requires_grad_()
+    ACTIVE.samples = samples
+    ACTIVE.layer = DrawingLayer(name="net")
+    try:
+        output = model(input)
+        output.square().sum().backward()
+    finally:
+        ACTIVE.samples = ACTIVE.layer = None
+    assert input.grad is not None
+    return [output.detach(), input.grad]
+
+
+@pytest.mark.usefixtures("on_tensors")
+@pytest.mark.parametrize("order", [None, [2, 0, 3, 1]])
+def test_modules_draw_what_they_draw_by_numpy(order: list[int] | None) -> None:
+    torch.manual_seed(0)
+    model, x = Drawing(), torch.randn(4, 2, 3, 8)
+
+    def run() -> list[Tensor]:
+        places = None if order is None else torch.tensor(order)
+        samples = SamplePass(seed=1, step=2, first=8, samples=4, order=places)
+        return outputs(model, DrawStep(), samples, x)
+
+    made = run()
+    draw_kernels.replace_tensor_kernels("CPU")._destroy()
+    for by_tensors, by_numpy in zip(made, run(), strict=True):
+        torch.testing.assert_close(by_tensors, by_numpy, rtol=0, atol=0)
+
+
+@given(st.data())
+@settings(max_examples=40)
+def test_pieces_of_ranks_are_those_on_cpus(data: st.DataObject) -> None:
+    """Of a cut along one of three dims, and of pieces of the sequence."""
+    some = st.integers(1, 3)
+    shape, dim, ranks = [data.draw(some), data.draw(some), data.draw(some)], data.draw(st.integers(0, 2)), 2
+    shape[dim] *= ranks
+    number = data.draw(st.integers(0, 1))
+    cut = CutDraw(module="", number=0, shape=(*shape,), dim=dim, outer=1, size=shape[dim], parts=())
+    cuts = sample_draws._pieces_of(DrawStep(tensor=(cut,)), "", {"tensor": number}, {"tensor": ranks})
+    pieces = data.draw(st.sampled_from([(cuts, 0, 1), ({}, number, ranks)]))
+    layer = DrawingLayer(name="net", cuts=pieces[0], number=pieces[1], pieces=pieces[2])
+    samples = SamplePass(seed=data.draw(some), step=data.draw(some), first=data.draw(some), samples=2)
+    size = int(np.prod(shape)) // ranks
+    made = torch.empty(2, size)
+    draw_kernels.fill_tensor(
+        made, samples, layer, lambda out, key, first: philox_tensors.bernoulli(out, key, first, 0.5)
+    )
+    by_numpy = torch.empty(2, size)
+    samples.draws.clear()
+    draw_kernels._fill(by_numpy, samples, layer, *draw_kernels._bernoulli(by_numpy, 0.5))
+    assert torch.equal(made, by_numpy)
+
+
+@pytest.mark.usefixtures("on_tensors")
+def test_the_mask_of_a_gpus_dropout_has_a_byte_and_is_that_of_a_cpu() -> None:
+    x = torch.randn(4, 6, dtype=torch.bfloat16).t()  # not contiguous
+    results = []
+    for drop in (lambda: torch.native_dropout(x, 0.3, True), lambda: (F.dropout(x, 0.3), x)):
+        ACTIVE.samples, ACTIVE.layer = SamplePass(seed=1, step=2, first=0, samples=3), DrawingLayer(name="net")
+        results.append(drop())
+        ACTIVE.samples = ACTIVE.layer = None
+    (output, mask), (expected, _) = results
+    assert mask.dtype == torch.bool and mask.stride() == output.stride() == x.stride()
+    torch.testing.assert_close(output, expected, rtol=1e-2, atol=0)
+    assert torch.equal(output != 0, mask)
+    assert torch.equal(torch.native_dropout(x, 0.3, False)[0], x), "outside of a pass, as torch"
+
+
+class DroppedAttention(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x, dropout_p=0.4)
+
+
+@pytest.mark.usefixtures("on_tensors")
+@pytest.mark.parametrize("kind", ["full", "selective"])
+def test_recomputed_attention_draws_again(kind: str) -> None:
+    x, step = torch.randn(4, 2, 3, 8), DrawStep(kinds=(class_name(DroppedAttention),))
+    results = []
+    for is_recomputed in (False, True):
+        model = nn.Sequential(DroppedAttention())
+        sample_draws.apply(step, model, {"context": 0}, {"context": 1}, CPU)
+        if is_recomputed:
+            recompute.apply(RecomputeStep(kind=kind, modules=("0",)), model)  # type: ignore[arg-type]
+        results.append(outputs(model, DrawStep(), SamplePass(seed=1, step=2, first=0, samples=4), x))
+    for plain, again in zip(*results, strict=True):
+        torch.testing.assert_close(again, plain, rtol=0, atol=0)
