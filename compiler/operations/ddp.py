@@ -26,7 +26,7 @@ def ddp(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[StepOpera
     if searches(model, place.sharding):
         used = [4 * len(in_buckets(place))]
         yield operation("all_reduce", Payload.USED_PARAMETERS, data, BEFORE_UPDATE, used, dtype="int32")
-    if not model.batch_norm or model.moves_buffers:  # else the buffers are equal, or each rank's own
+    if model.root is None and (not model.batch_norm or model.moves_buffers):  # else they are equal, or each rank's own
         for dtype, sizes in buffer_buckets(place.layers).items():
             yield operation("broadcast", Payload.BUFFERS, data, BEFORE_PASSES, sizes, dtype=dtype)
 

@@ -55,7 +55,9 @@ def wrap(
             find_unused_parameters=job.gradients.search and bool(job.gradients.unused),
             # A user's own model may draw other numbers on each rank; one made from names cannot.
             init_sync=job.model.root is None and not job.model.reset,
-            broadcast_buffers=differ,
+            # The library's layers move buffers by batch statistics or by the counts of all ranks, or count for each
+            # rank by itself, as routers do.
+            broadcast_buffers=differ and job.model.root is None,
         )
     if hook is not None:
         wrapped.register_comm_hook(None, _complete_at_once(hook))

@@ -173,3 +173,8 @@ def test_shares_of_experts_over_the_ranks_of_sequences(eight: Callable[..., Comp
     assert gathers and {*gathers} == {(4, 4, 2)}
     parameters = [each.analysis.costs[0].memory.parameters for each in (whole, sharded)]
     assert parameters[1] < parameters[0] / 4
+
+
+def test_ranks_exchange_no_counts_of_routers_before_a_step(job: Callable[..., Compiled]) -> None:
+    collectives = job("zero=0").graph.of_kind(Collective)
+    assert not [action for _, action in collectives if action.carries is Payload.BUFFERS]
