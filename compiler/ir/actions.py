@@ -65,6 +65,7 @@ class Payload(StrEnum):
     KEPT_COUNT = "count of what is kept"
     LOSS_COUNT = "count of the losses"
     EXPERT_COUNTS = "tokens of each expert"
+    CAPACITY_COUNTS = "tokens of each expert for the capacity"
     BALANCE_COUNTS = "tokens of each expert for the balance loss"
     USED_PARAMETERS = "which parameters were used"
     BUFFERS = "buffers"

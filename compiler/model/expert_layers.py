@@ -19,7 +19,7 @@ from dslc.compiler.placement.tensor_plan import EXPERT_WIDTH as WIDTH_STEP
 from dslc.dsl.language import layers as s
 from dslc.dsl.language.registry import Call
 from dslc.dsl.record import record
-from dslc.dsl.remedy import join_remedies, remedy, remove_at, set_argument
+from dslc.dsl.remedy import join_remedies, remedy, set_argument
 
 _INDEX = 8  # bytes of an int64
 
@@ -63,16 +63,27 @@ def mixture_of_experts(spec: s.MixtureOfExperts, x: Value, t: Tape) -> Value:
     if x.grad:
         t.keep_bytes(_INDEX * pairs, _INDEX * pairs)  # the place of each pair among the sorted rows
     rows = t.operation(operand, gives=operand.new(pairs, width, sequence=True))
+    if spec.capacity is not None:
+        rows = _kept_rows(rows, t)
     of_rank = replace(spec, hidden=spec.hidden // ranks) if styles else spec
     results = t.child("experts", GroupedExperts(spec=of_rank, **spans), rows)
     if results.grad:
         t.keep_bytes(_INDEX * pairs, _INDEX * pairs)  # the pair of each sorted row
+    if spec.capacity is not None:  # zeros in the places of dropped rows
+        results = t.operation(results, gives=results.new(pairs, width))
     results = t.operation(results, gives=results.new(pairs, width))
     y = sum_of_experts(styles, ranks, _weighted(weights, results, tokens, t), t.operation, on_cpu)
     if not spec.shared:
         return y
     z = t.child("shared_experts", s.GatedMLP(hidden=spec.shared * spec.hidden, **spans), x)
     return t.operation(y, z, gives=added(y, z), adds=True)
+
+
+def _kept_rows(rows: Value, t: Tape) -> Value:
+    """Returns the rows that experts take, at most all: none is dropped if the routing is even."""
+    if rows.grad:
+        t.keep_bytes(_INDEX * rows.shape[0], _INDEX * rows.shape[0])  # the places of these rows
+    return t.operation(rows, gives=rows.new(*rows.shape, sequence=True))
 
 
 def _cast_tokens(x: Value, t: Tape) -> Value:
@@ -95,6 +106,7 @@ def router(layer_spec: ExpertRouter, x: Value, t: Tape) -> Value:
         scale=spec.scale,
         rate=rate,
         factor=factor,
+        capacity=spec.capacity,
     )
     bound = 1 / sqrt(width)
     t.parameter("weight", (spec.experts, width), "uniform", -bound, bound)
@@ -103,6 +115,8 @@ def router(layer_spec: ExpertRouter, x: Value, t: Tape) -> Value:
     t.buffer("load", (spec.experts,), "int64", saved=False)
     if factor is not None:
         t.buffer("probability_sum", (spec.experts,), "float32", saved=False)
+    if spec.capacity is not None:
+        t.buffer("dropped_rows", (spec.experts,), "int64", saved=False)
     logits = t.product(x, x.count * spec.experts, tokens, spec.experts)
     logits = t.operation(t.cast(x), gives=logits)
     scores = logits.new(tokens, spec.experts, low=False)
@@ -184,14 +198,6 @@ def _check(spec: s.MixtureOfExperts, x: Value, t: Tape) -> None:
             "top_k",
             label=f"{spec.top_k} > {spec.experts}",
             help=remedy(set_argument(spec.span, "top_k", spec.experts), ", or more experts"),
-        )
-    if spec.capacity is not None:
-        t.fail(
-            "E0231",
-            "a `capacity` drops tokens, and this version drops none",
-            spec,
-            "capacity",
-            help=remedy(remove_at(spec.value_span("capacity"))),
         )
     if spec.hidden % WIDTH_STEP:
         near = [n for n in (spec.hidden // WIDTH_STEP * WIDTH_STEP, -(-spec.hidden // WIDTH_STEP) * WIDTH_STEP) if n]

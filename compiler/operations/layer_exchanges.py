@@ -72,6 +72,18 @@ def expert_axis(place: Coordinate) -> Iterator[StepOperation]:
         yield operation("all_to_all", what, group, BACKWARD, gradients, dtype=low, times=times)
 
 
+def capacity_counts(place: Coordinate) -> Iterator[StepOperation]:
+    """Yields the gathers of the tokens that each rank sends to each expert, in layers whose experts have a capacity."""
+    again = set(recomputed(place.job, place.model))  # layers whose forward pass counts again
+    counts = list[int]()
+    for layer in place.layers:
+        has_gradient = any(q.name in place.whole.with_gradients for q in layer.parameters)
+        for buffer in layer.buffers:
+            if place.model.root is not None and buffer.name.endswith(".dropped_rows"):
+                counts += [8 * buffer.shape[0]] * (1 + (layer.name in again and has_gradient))
+    yield operation("all_gather", Payload.CAPACITY_COUNTS, place.along("data"), FORWARD, counts, dtype="int64")
+
+
 def expert_rows(layer: LayerNode) -> Iterator[tuple[int, int]]:
     """Yields, for each mixture in a layer, its experts and the numbers of one sample's rows."""
     experts = {q.name.rpartition(".")[0]: q.experts for q in layer.parameters}

@@ -22,7 +22,7 @@ from dslc.compiler.operations.coordinate import Coordinate
 from dslc.compiler.operations.ddp import ddp
 from dslc.compiler.operations.exchanges import local
 from dslc.compiler.operations.fsdp import fsdp
-from dslc.compiler.operations.layer_exchanges import context_axis, expert_axis
+from dslc.compiler.operations.layer_exchanges import capacity_counts, context_axis, expert_axis
 from dslc.compiler.operations.losses import compared_outputs
 from dslc.compiler.operations.moments import StepOperation
 from dslc.compiler.operations.pipeline import pipeline_axis
@@ -47,6 +47,8 @@ def _operations(place: Coordinate, weights: Mapping[str, Weights]) -> Iterator[S
         yield from counts_of_samples(place)
         yield from counts_of_experts(place)
         yield from compared_outputs(place)
+    if sizes["data"] > 1:
+        yield from capacity_counts(place)
     if sizes["pipeline"] > 1:
         yield from pipeline_axis(place)
     if sizes["tensor"] > 1:

@@ -30,6 +30,7 @@ from dslc.compiler.rules.model.experts import (
     check_balance,
     check_balance_loss,
     check_blocks_of_experts,
+    check_capacity,
     check_compiled_experts,
     check_routers,
 )
@@ -125,6 +126,7 @@ JOB: Rules = (
     (lambda k: check_documents(k.job, k.layout, k.source, k.model), ()),
     (lambda k: check_balance(k.job), ()),
     (lambda k: check_balance_loss(k.job, k.layout, k.workload), ()),
+    (lambda k: check_capacity(k.job, k.layout), ()),
     (lambda k: check_compiled_experts(k.job), ()),
     (lambda k: check_blocks_of_experts(k.job), ()),
     (lambda k: check_routers(k.job), ()),

@@ -307,8 +307,8 @@ class BalanceBias(Call):
 
 @call("layer", "moe")
 class MixtureOfExperts(Call):
-    """Gated networks; each token uses `top_k` of them, picked and weighed by a router; no token is dropped (Shazeer et
-    al. 2017, arXiv:1701.06538).
+    """Gated networks; each token uses `top_k` of them, picked and weighed by a router; no token is dropped without a
+    `capacity` (Shazeer et al. 2017, arXiv:1701.06538).
     """
 
     experts: int = arg(Int(min=1), "the number of gated networks")
@@ -320,7 +320,10 @@ class MixtureOfExperts(Call):
     scale: float = arg(Float(above=0), "the factor of the weights", default=1.0)
     balance: Call | None = arg(calls("balance"), "what keeps experts equally busy", default=None, shown="none")
     capacity: float | None = arg(
-        Float(above=0), "tokens that an expert takes, over its even share", default=None, shown="none: all"
+        Float(above=0),
+        "tokens of the global batch that an expert takes in training, over its even share",
+        default=None,
+        shown="none: all",
     )
 
 

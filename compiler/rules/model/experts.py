@@ -1,5 +1,5 @@
 """Rules for experts: their balance, the compiler beside them, the blocks that they leave dense, and routers that learn
-nothing. E0232 to E0236, W0237.
+nothing. E0231 to E0236, W0237, W0238.
 """
 
 from __future__ import annotations
@@ -65,6 +65,49 @@ def _excluded_from_balance_loss(
     elif workload is not None and workload.counts == "own":
         reason = "a loss that counts by itself changes the scale of the gradients later"
         yield reason, job.model.value_span("loss"), remedy("a loss for each sample")
+
+
+def check_capacity(job: JobSpec, layout: Layout | None) -> Iterator[Diagnostic]:
+    """Warns of experts that drop tokens, and reports what leaves the order of the global batch unknown in a pass."""
+    mixture = next((mixture for mixture in mixtures(job) if mixture.capacity is not None), None)
+    if mixture is None:
+        return
+    span = mixture.value_span("capacity")
+    yield Diagnostic(
+        "W0238",
+        "tokens are dropped in training: experts take no more than their `capacity`, and the rest of a token's experts "
+        "count alone",
+        span,
+        help=remedy(remove_argument(mixture.span, "capacity"), ", which drops none"),
+    )
+    for reason, place, help in _excluded_from_capacity(job, layout):
+        yield Diagnostic(
+            "E0231",
+            f"a `capacity` counts the tokens of the global batch in each layer, and {reason}",
+            span,
+            notes=(Note("it is asked for here", place),),
+            help=remedy(help, ", or ", remove_argument(mixture.span, "capacity")),
+        )
+
+
+def _excluded_from_capacity(job: JobSpec, layout: Layout | None) -> Iterator[tuple[str, Span | None, Help]]:
+    """Yields what excludes a capacity with the reason, its place, and what to do."""
+    parallelism, train = job.parallelism, job.train
+    if layout is not None and layout.microbatches > 1:
+        field = "pipeline" if layout.sizes["pipeline"] > 1 else "microbatches"
+        reason = "with several micro-batches a layer has routed some of them alone"
+        yield reason, parallelism.value_span(field), remedy(remove_field(f"parallelism.{field}"))
+    if layout is not None and layout.sizes["context"] > 1:
+        reason = "a rank of a context axis has pieces of sequences, which do not follow each other"
+        yield reason, parallelism.value_span("context"), remedy(remove_field("parallelism.context"))
+    if parallelism.gradients.agrees != "gradients":
+        reason = f"with `{parallelism.gradients.word}` the ranks train by themselves"
+        yield reason, parallelism.value_span("gradients"), remedy(remove_field("parallelism.gradients"))
+    if train.step is not None:
+        yield "a step of your own runs the passes", train.value_span("step"), remedy(remove_field("train.step"))
+    if train.compile:
+        reason = "torch's compiler does not trace rows whose number depends on the routing"
+        yield reason, train.value_span("compile"), remedy(remove_field("train.compile"))
 
 
 def check_compiled_experts(job: JobSpec) -> Iterator[Diagnostic]:

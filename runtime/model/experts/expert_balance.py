@@ -38,15 +38,19 @@ class ExpertBalance:
         self.routers = {name: module for name, module in model.named_modules() if isinstance(module, Router)}
         self._moving = [router for router in self.routers.values() if router.rate is not None]
         self._with_loss = [router for router in self.routers.values() if router.probability_sum is not None]
-        self.has_loss = root is not None and _has_balance_loss(root)  # of a pipeline, perhaps on other stages alone
+        self.has_loss = root is not None and _has_router(root, "factor")  # of a pipeline, perhaps on other stages alone
         self._group, self._device = group, device
+        self._has_capacity = root is not None and _has_router(root, "capacity")
+        for router in self.routers.values():
+            router.group = group
 
     def begin(self) -> None:
         """Begins to count for a step."""
         for router in self.routers.values():
             router.load.zero_()
-            if router.probability_sum is not None:
-                router.probability_sum.zero_()
+            for counter in (router.probability_sum, router.dropped_rows):
+                if counter is not None:
+                    counter.zero_()
 
     def begin_ahead(self) -> None:
         """Begins to count the tokens of forward passes without autograd, for the gradients of balance losses."""
@@ -99,25 +103,29 @@ class ExpertBalance:
             router.e_score_correction_bias.add_(direction, alpha=router.rate)
 
     def counts(self) -> Tensor:
-        """Returns the tokens that this rank has sent to each expert of all layers in the step, in order."""
+        """Returns the tokens that this rank has sent to each expert of all layers in the step, in order, and how many
+        of them were dropped.
+        """
         device = next(iter(self.routers.values())).load.device if self.routers else None
         counts = [
             self.routers[name].load.double() if name in self.routers else torch.zeros(experts, device=device).double()
             for name, experts in self.layers
         ]
-        return torch.cat(counts)
+        dropped = [router.dropped_rows.double() for router in self.routers.values() if router.dropped_rows is not None]
+        return torch.cat([*counts, torch.cat(dropped).sum(0, keepdim=True) if dropped else counts[0].new_zeros(1)])
 
     def loads(self, counts: Sequence[float]) -> dict[str, float]:
         """Returns the loads of the experts by name, given the counts of all ranks: 1 is an even share."""
         loads: dict[str, float] = {}
-        rest = list(counts)
+        *rest, dropped = counts
+        share = {"dropped_share": dropped / max(sum(rest), 1.0)} if self._has_capacity else {}
         for name, experts in self.layers:
             own, rest = rest[:experts], rest[experts:]
             even = max(sum(own), 1.0) / experts
             layer = name.removesuffix(".gate")
             loads |= {f"{EXPERT_LOAD}{layer}.{number}": count / even for number, count in enumerate(own)}
         extremes = {"load_max": max(loads.values()), "load_min": min(loads.values())}
-        return extremes | (loads if len(loads) <= EACH else {})
+        return share | extremes | (loads if len(loads) <= EACH else {})
 
 
 def _routers_in(step: ModuleStep, path: str) -> Iterator[tuple[str, int]]:
@@ -129,9 +137,9 @@ def _routers_in(step: ModuleStep, path: str) -> Iterator[tuple[str, int]]:
         yield from _routers_in(child, name)
 
 
-def _has_balance_loss(step: ModuleStep) -> bool:
-    """True if a loss balances some experts below a module."""
+def _has_router(step: ModuleStep, argument: str) -> bool:
+    """True if a router below a module has an argument."""
     return any(
-        (child.kind == ".Router" and child.arguments.get("factor") is not None) or _has_balance_loss(child)
+        (child.kind == ".Router" and child.arguments.get(argument) is not None) or _has_router(child, argument)
         for child in step.children
     )

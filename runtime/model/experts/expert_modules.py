@@ -1,8 +1,9 @@
 """A mixture of experts: a router picks some gated networks for each token, and their results are summed by weight
 (Shazeer et al. 2017, arXiv:1701.06538).
 
-Model: no token is dropped. The rows of all tokens are sorted by expert, and all experts multiply in one grouped product
-(`torch.nn.functional.grouped_mm`). Parameters have the names and shapes of `transformers`, so that its weights fit.
+Model: no token is dropped, unless experts have a `capacity`. The rows of all tokens are sorted by expert, and all
+experts multiply in one grouped product (`torch.nn.functional.grouped_mm`). Parameters have the names and shapes of
+`transformers`, so that its weights fit.
 
 Contract: rows reach an expert in the order of the tokens, and the results of a token are summed in the order of its
 experts' scores: both passes are deterministic. Each sorted row belongs to one pair of token and expert, so that its
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -32,6 +34,9 @@ class Router(nn.Module):
     the rate. `load` counts the tokens of each expert over the micro-batches of a step. It is a buffer, so that
     recomputation counts once.
 
+    With a `capacity`, rows over it are dropped in training; `dropped_rows` counts these. `group` are the ranks of other
+    tokens, which `ExpertBalance` sets.
+
     With a `factor`, a balance loss is added to the loss (Fedus et al. 2021, arXiv:2101.03961). `probability_sum` sums
     the tokens' probabilities of each expert. The gradient of the balance loss needs the counts of the global batch:
     `ExpertBalance` sets it before the backward pass. Passes without autograd that come first count in `load_ahead`.
@@ -41,6 +46,8 @@ class Router(nn.Module):
     e_score_correction_bias: Tensor | None
     probability_sum: Tensor | None
     load_ahead: Tensor | None
+    dropped_rows: Tensor | None
+    group: dist.ProcessGroup | None
     balance_gradient: Tensor | None  # of the probability of each expert, equal for all tokens
     scaled_gradient: Tensor | None  # the same, as a rank's losses are scaled
 
@@ -54,6 +61,7 @@ class Router(nn.Module):
         scale: float,
         rate: float | None,
         factor: float | None = None,
+        capacity: float | None = None,
     ) -> None:
         super().__init__()
         self.top_k = top_k
@@ -66,6 +74,11 @@ class Router(nn.Module):
         self.register_buffer("load", torch.zeros(experts, dtype=torch.int64), persistent=False)
         self.factor = factor
         self.register_buffer("probability_sum", None if factor is None else torch.zeros(experts), persistent=False)
+        self.capacity = capacity
+        self.register_buffer(
+            "dropped_rows", None if capacity is None else torch.zeros(experts, dtype=torch.int64), persistent=False
+        )
+        self.group = None
         self.load_ahead = self.balance_gradient = self.scaled_gradient = None
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,6 +98,24 @@ class Router(nn.Module):
             self.probability_sum.add_(probabilities.detach().sum(0))
             weights = _AddBalanceGradient.apply(weights, probabilities, self)  # type: ignore[no-untyped-call]
         return chosen, weights
+
+    def count_within_capacity(self, counts: Tensor) -> Tensor:
+        """Returns how many of its rows a rank keeps of each expert, given their `counts`.
+
+        An expert takes `capacity` times its even share of the global batch's rows, the first ones: those of lower
+        ranks, then those of earlier tokens. So the samples' order in the global batch decides, under any plan.
+        """
+        assert self.capacity is not None and self.dropped_rows is not None
+        of_lower_ranks, total = torch.zeros_like(counts), counts.sum()
+        if self.group is not None:
+            gathered = counts.new_empty(self.group.size() * counts.shape[0])
+            dist.all_gather_single(gathered, counts, group=self.group)
+            by_rank = gathered.view(self.group.size(), -1)
+            of_lower_ranks, total = by_rank[: self.group.rank()].sum(0), gathered.sum()
+        most = (total.double() * self.capacity / counts.shape[0]).ceil().long()
+        kept_counts = (most - of_lower_ranks).clamp(min=0).minimum(counts)
+        self.dropped_rows.add_(counts - kept_counts)
+        return kept_counts
 
     def _normalized(self, logits: Tensor, scores: Tensor, chosen: Tensor) -> Tensor:
         """Returns the scores of the chosen experts, divided by their sum for each token.
@@ -187,7 +218,10 @@ class MixtureOfExperts(nn.Module):
         elif self.training and self.gate.load_ahead is not None:
             self.gate.load_ahead.add_(counts)
         rows = self.exchange.tokens_of_experts(cast_for_product(tokens)).flatten(0, -2)
-        results = results_of_pairs(rows, chosen, counts, functools.partial(self.dispatch, self.experts))
+        work: SortedWork = functools.partial(self.dispatch, self.experts)
+        if self.gate.capacity is not None and self.training and torch.is_grad_enabled():
+            work = functools.partial(_work_within, self.gate, work)
+        results = results_of_pairs(rows, chosen, counts, work)
         out = torch.bmm(weights.to(results.dtype).unsqueeze(1), results).view(*tokens.shape)
         out = self.exchange.sum_results(out)
         return out if self.shared_experts is None else out + self.shared_experts(x)
@@ -203,6 +237,16 @@ def results_of_pairs(tokens: Tensor, chosen: Tensor, counts: Tensor, work: Sorte
     results = _RestoreRows.apply(work(rows, counts), order, places)  # type: ignore[no-untyped-call]
     of_pairs: Tensor = results.unflatten(0, chosen.shape)
     return of_pairs
+
+
+def _work_within(router: Router, work: SortedWork, rows: Tensor, counts: Tensor) -> Tensor:
+    """Returns the results of sorted rows; those over the capacity of their expert are zeros."""
+    kept_counts = router.count_within_capacity(counts)
+    numbers = torch.arange(rows.shape[0], device=rows.device)
+    starts, experts = counts.cumsum(0) - counts, torch.repeat_interleave(counts)
+    places = (numbers - starts[experts] < kept_counts[experts]).nonzero().squeeze(1)
+    results = work(rows.index_select(0, places), kept_counts)
+    return results.new_zeros(rows.shape[0], results.shape[1]).index_copy(0, places, results)
 
 
 def grouped_linear(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
