@@ -5,6 +5,7 @@ Calls no function of the user.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import groupby
 
 from dslc.compiler.cost.layer_bytes import kept_bytes
@@ -13,7 +14,7 @@ from dslc.compiler.ir.number_text import byte_text, count_text, flop_text, time_
 from dslc.compiler.ir.records import source_text
 from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.show.describe import fact_text
-from dslc.dsl.diagnostics import Diagnostic
+from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.editor.figures import JobFigures, LayerFigures
 from dslc.dsl.editor.snapshot import Region, Snapshot
 from dslc.dsl.record import Record, record
@@ -38,19 +39,30 @@ class AnalysisReply(Record):
     figures: JobFigures | None
 
 
-def analyse_text(request: AnalysisRequest) -> AnalysisReply:
-    """Returns the diagnostics of a text, and the figures of its job."""
-    diagnostics, figures = _check(request.path, request.text)
-    if request.repaired != request.text:
-        _, figures = _check(request.path, request.repaired)
-    return AnalysisReply(diagnostics=diagnostics, figures=figures)
+@record
+class CheckedText(Record):
+    """What `dslc check` finds in a text, and the analyses of the job: one for each combination of its sweep."""
+
+    report: Report
+    analyses: tuple[Analysis, ...]
 
 
-def _check(path: str, text: str) -> tuple[tuple[Diagnostic, ...], JobFigures | None]:
+def check_text(path: str, text: str) -> CheckedText:
+    """Checks a text as if it were the file at `path`."""
     analyses: list[Analysis] = []
     report, _ = check_one(path, [], text=text, then=lambda analysis, _: analyses.append(analysis))
-    figures = _figures(analyses[0], Snapshot(text, path)) if analyses else None  # the first combination of a sweep
-    return tuple(presented(report)), figures
+    return CheckedText(report=report, analyses=tuple(analyses))
+
+
+def analyse_text(request: AnalysisRequest, check: Callable[[str, str], CheckedText] = check_text) -> AnalysisReply:
+    """Returns the diagnostics of a text, and the figures of its job. `check` may remember what it has checked."""
+    checked = check(request.path, request.text)
+    text, described = request.text, checked
+    if request.repaired != request.text:
+        text, described = request.repaired, check(request.path, request.repaired)
+    analyses = described.analyses
+    figures = _figures(analyses[0], Snapshot(text, request.path)) if analyses else None
+    return AnalysisReply(diagnostics=tuple(presented(checked.report)), figures=figures)
 
 
 def _figures(analysis: Analysis, snapshot: Snapshot) -> JobFigures:

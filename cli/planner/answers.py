@@ -16,7 +16,6 @@ from typing import Any
 
 from dslc.compiler.compile import Compiled, compile_plan
 from dslc.compiler.facts.sources import use_stdlib_bytes
-from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.rules.choice.choice_text import HEAD, count_line, plan_row
 from dslc.compiler.rules.choice.plan_choice import PlanChoice, PricedPlan
 from dslc.compiler.rules.choice.search import Progress
@@ -33,8 +32,8 @@ from dslc.dsl.language.job import JobSpec
 from dslc.dsl.meaning.auto_fields import SEARCHED, auto_fields, value_text
 from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.show import to_json
-from dslc.editor.analysis import AnalysisRequest, analyse_text
-from dslc.jobs.check_job import check_one, inspect, presented, summary_text
+from dslc.editor.analysis import AnalysisRequest, CheckedText, analyse_text, check_text
+from dslc.jobs.check_job import presented, summary_text
 from dslc.jobs.choose_plan import explore_plans, with_choice
 from dslc.probe.unchecked_parts import describe_unchecked
 from dslc.runs.plan_file_output import file_of
@@ -82,7 +81,7 @@ def edit(text: str, name: str = NAME) -> str:
     job in one line (`status`, "" for a job with mistakes).
     """
     snapshot = Snapshot(text, name)
-    reply = analyse_text(AnalysisRequest(path=name, text=text, repaired=snapshot.repaired()))
+    reply = analyse_text(AnalysisRequest(path=name, text=text, repaired=snapshot.repaired()), _check)
     diagnostics = []
     for diagnostic, plain in zip(reply.diagnostics, to_json(reply.diagnostics), strict=True):
         place = snapshot.place_of(diagnostic.span) if diagnostic.span is not None else None
@@ -120,22 +119,27 @@ def choose_table(text: str, name: str = NAME, progress: Progress | None = None) 
 # ------------------------------------------------------------------------------------------------------------ parts
 
 
-@functools.lru_cache(maxsize=1)  # the page asks for several views of one text
+@functools.lru_cache(maxsize=2)  # the page asks for diagnostics and for views of a text, and of its repaired text
+def _check(name: str, text: str) -> CheckedText:
+    return check_text(name, text)
+
+
+@functools.lru_cache(maxsize=1)
 def _plan(text: str, name: str) -> PlannedJob | None:
     """Returns the plan of the first combination of a job; None for a job with mistakes."""
-    loaded, _ = load_each(name, [], text)
-    report = Report()
-    analysis = inspect(loaded, report)
-    if analysis is None or report.errors:
+    checked = _check(name, text)
+    if checked.report.errors or not checked.analyses:
         return None
+    loaded, _ = load_each(name, [], text)
+    analysis = checked.analyses[0]
     return PlannedJob(loaded=with_choice(loaded, analysis), compiled=compile_plan(analysis))
 
 
 def _status(text: str, name: str) -> str:
     """Returns the job in one line, as `dslc check` prints it; "" for a job with mistakes."""
-    analyses: list[Analysis] = []
-    report, _ = check_one(name, [], text=text, then=lambda analysis, _: analyses.append(analysis))
-    if report.errors or not analyses:
+    checked = _check(name, text)
+    analyses = checked.analyses
+    if checked.report.errors or not analyses:
         return ""
     needs_torch = "; its network needs torch, which no browser has" * analyses[-1].job.model.has_user_network
     return f"good{describe_unchecked(analyses[-1], trace=False)}: {summary_text(analyses[-1])}{needs_torch}"

@@ -24,9 +24,10 @@ from helpers.paths import EXAMPLES, ROOT, TESTS
 
 from docs.planner_site import FailedToolError, MissingToolError, install_pyodide, planner_files
 from dslc.compiler.ir.number_text import byte_text
+from dslc.compiler.rules.analyse import analyse
 from dslc.dsl.editor.edits import with_fields
 from dslc.jobs.check_job import check_one
-from dslc.planner.answers import choose_table, page, plan, summary
+from dslc.planner.answers import choose_table, edit, page, plan, summary
 
 JOBS = sorted(path.name for path in EXAMPLES.glob("*.plt"))
 CONVERSATIONS = {"chat.plt", "dpo.plt"}  # a tokenizer of transformers reads their data
@@ -186,6 +187,19 @@ def test_a_chosen_plan_is_written_into_the_job() -> None:
         assert byte_text(max(cost.memory.peak for cost in analysis.costs)) in row["cells"], row
 
 
+def test_a_text_is_analysed_once_for_all_that_the_page_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    analysed = list[str]()
+
+    def count(job: Any, *values: Any, **more: Any) -> Any:
+        analysed.append(job.source.name)
+        return analyse(job, *values, **more)
+
+    monkeypatch.setattr("dslc.jobs.check_job.analyse", count)
+    text = (EXAMPLES / "ddp2.plt").read_text() + "# another text than those of other tests\n"
+    assert json.loads(edit(text))["status"] and summary(text) and plan(text) and page(text)
+    assert analysed == ["job.plt"]
+
+
 def test_fields_are_written_where_a_block_was_left_to_the_compiler() -> None:
     text = "# a\nparallelism = auto\n\nmemory {\n  recompute = full  # b\n  limit     = 1GB\n}\n"
     values = {"parallelism.data": "2", "parallelism.zero": "3", "memory.recompute": None, "memory.offload": None}
@@ -213,7 +227,7 @@ def address(site: Path) -> Iterator[str]:
 
 # Points at the right end of a row of the schedule; returns how far the cursor is from there.
 POINTED = """(() => {
-  const page = %s.contentDocument, row = page.querySelector('[data-row="0"]').getBoundingClientRect();
+  const page = document, row = page.querySelector('[data-row="0"]').getBoundingClientRect();
   const where = { clientX: row.right - 1, clientY: row.top + 1, bubbles: true };
   page.querySelector('[data-view="schedule"] svg').dispatchEvent(new PointerEvent('pointermove', where));
   return page.querySelector('line.time').getBoundingClientRect().x - row.right + 1;
@@ -235,10 +249,12 @@ def test_a_reader_edits_plans_and_chooses_in_a_browser(address: str, tmp_path: P
         assert plan_file == plan(text)
         browser.evaluate("document.getElementById('tab-pictures').click()")
         frame = "document.querySelector('#pictures iframe')"
-        browser.wait_for(f"{frame}.contentDocument.querySelector('.moment input')")
-        heading = browser.evaluate(f"{frame}.contentDocument.querySelector('h1').textContent")
+        browser.wait_for(f"{frame}.src && !{frame}.matches('.stale')")
+        is_drawn = "document.querySelector('.moment input')"
+        heading = browser.evaluate_in_frame("document.querySelector('h1').textContent", is_drawn)
         assert heading == f"job: plan {summary(text).split()[2]}"
-        assert browser.evaluate(POINTED % frame) == pytest.approx(0, abs=3)  # pixels
+        assert browser.evaluate(f"{frame}.contentDocument") is None  # of another origin: it reaches nothing of the page
+        assert browser.evaluate_in_frame(POINTED) == pytest.approx(0, abs=3)  # pixels
         assert "64" in browser.evaluate(
             "[...document.querySelectorAll('.hint')].map((hint) => hint.textContent).join()"
         )

@@ -21,6 +21,7 @@ class Browser:
         commands, self._commands = os.pipe()
         self._messages, messages = os.pipe()
         options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}"]
+        options.append("--disable-features=IsolateSandboxedIframes")  # a sandboxed frame would be a target of its own
         command = shlex.join([CHROMIUM, *options, "--remote-debugging-pipe"])
         # The protocol is spoken on the descriptors 3 and 4.
         script = f"exec 13<&{commands} 14>&{messages}; exec 3<&13 4>&14 13<&- 14>&-; exec {command}"
@@ -88,7 +89,25 @@ class Browser:
 
     def wait_for(self, condition: str) -> None:
         """Returns when an expression is true; the timeout of the test ends a wait in vain."""
-        self.evaluate(
-            "new Promise((resolve) => { const poll = () => { try { if (" + condition + ") return resolve(true); } "
-            "catch {} setTimeout(poll, 20); }; poll(); })"
-        )
+        self.evaluate(_promise_of(condition))
+
+    def evaluate_in_frame(self, expression: str, condition: str = "true") -> Any:
+        """Returns the value of an expression in the page's only frame, once a condition is true there. Its origin may
+        be another than that of the page.
+        """
+        (frame,) = self._send("Page.getFrameTree", self._session)["frameTree"]["childFrames"]
+        world = self._send("Page.createIsolatedWorld", self._session, frameId=frame["frame"]["id"])[
+            "executionContextId"
+        ]
+        for each in (_promise_of(condition), expression):
+            values = {"expression": each, "awaitPromise": True, "returnByValue": True, "contextId": world}
+            reply = self._send("Runtime.evaluate", self._session, **values)
+            assert "exceptionDetails" not in reply, reply["exceptionDetails"]
+        return reply["result"].get("value")
+
+
+def _promise_of(condition: str) -> str:
+    return (
+        "new Promise((resolve) => { const poll = () => { try { if (" + condition + ") return resolve(true); } "
+        "catch {} setTimeout(poll, 20); }; poll(); })"
+    )
