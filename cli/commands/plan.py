@@ -25,6 +25,7 @@ from dslc.compiler.show.text_table import table
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import LoadResult, load
 from dslc.dsl.plain import plain, plain_lines
+from dslc.dsl.record import Record, record
 from dslc.dsl.words import plural
 from dslc.jobs.check_job import inspect, show
 from dslc.jobs.choose_plan import chosen_text, with_choice
@@ -37,15 +38,23 @@ T = TypeVar("T")
 _RUNNERS_UP = 10
 
 
-def plan_of(arguments: argparse.Namespace) -> tuple[PlanGraph, PlanView, Callable[[], str]]:
-    """Returns the plan of a job or of a plan file, its view, and what makes the contents of its file. Raises
-    CommandFailedError with the mistakes shown.
-    """
+@record
+class OpenedPlan(Record):
+    """The plan of a job or of a plan file, its view, and what makes the contents of its file; a job's analysis."""
+
+    graph: PlanGraph
+    view: PlanView
+    text: Callable[[], str]
+    analysis: Analysis | None = None
+
+
+def plan_of(arguments: argparse.Namespace) -> OpenedPlan:
+    """Returns the plan of a job or of a plan file. Raises CommandFailedError with the mistakes shown."""
     report = Report()
     if is_plan_file(arguments.job):
         opened_file = open_plan(arguments.job, report, _changes(arguments))
         plan_file = _require(report, opened_file)
-        return plan_file.graph, plan_file.plan, plan_file.text
+        return OpenedPlan(graph=plan_file.graph, view=plan_file.plan, text=plan_file.text)
     load_result = load(arguments.job, arguments.settings)
     analysis = inspect(load_result, report, trace=arguments.trace)
     if analysis is not None:
@@ -53,7 +62,8 @@ def plan_of(arguments: argparse.Namespace) -> tuple[PlanGraph, PlanView, Callabl
     compilation = compile_plan(_require(report, analysis))
     if choice := chosen_text(analysis):
         print(plain(f"{choice}; `dslc plan {arguments.job} --why` shows its runners-up"), file=sys.stderr)
-    return compilation.graph, compilation.plan, partial(_file_text, compilation, load_result)
+    text = partial(_file_text, compilation, load_result)
+    return OpenedPlan(graph=compilation.graph, view=compilation.plan, text=text, analysis=analysis)
 
 
 def _file_text(compilation: Compiled, load_result: LoadResult) -> str:
@@ -90,7 +100,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _print_plan(arguments: argparse.Namespace) -> None:
-    _, plan, text = plan_of(arguments)
+    opened = plan_of(arguments)
+    plan, text = opened.view, opened.text
     if arguments.rank is not None and not 0 <= arguments.rank < plan.world_size:
         raise CommandFailedError(f"there is no rank {arguments.rank}: ranks are 0 to {plan.world_size - 1}")
     if arguments.json:
@@ -143,7 +154,8 @@ def _lock(arguments: argparse.Namespace) -> None:
 
 def _write_execution_traces(arguments: argparse.Namespace) -> None:
     """Writes the plan as Chakra execution traces, a file for each rank."""
-    graph, plan, _ = plan_of(arguments)
+    opened = plan_of(arguments)
+    graph, plan = opened.graph, opened.view
     try:
         names = write_execution_traces(graph, plan, arguments.chakra)
     except PlanNotTraceableError as error:

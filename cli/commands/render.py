@@ -8,15 +8,21 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.plan_file import read_plan
 from dslc.compiler.show.draw import draw
 from dslc.compiler.show.page.content import PageSide, RunFigures
+from dslc.compiler.show.page.memory_moments import memory_moments
 from dslc.compiler.show.page.plan_page import page
 from dslc.compiler.show.picture import write
 from dslc.dsl.plain import plain
 from dslc.terminal.exit_codes import GOOD, CommandFailedError
+
+if TYPE_CHECKING:
+    from dslc.commands.plan import OpenedPlan
+    from dslc.compiler.rules.analysis import Analysis
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -28,20 +34,20 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.second is not None:
         _write_page(arguments.output, _pair_page(arguments))
     elif is_page:
-        side = _side(arguments.job, arguments.job, _plan(arguments))
+        opened = _opened(arguments)
+        side = _side(arguments.job, arguments.job, opened.view, opened.analysis)
         _write_page(arguments.output, page([side], arguments.view))
     else:
-        write(draw(_plan(arguments), arguments.view), arguments.output)
+        write(draw(_opened(arguments).view, arguments.view), arguments.output)
     print(plain(f"{arguments.output} written"), file=sys.stderr)
     return GOOD
 
 
-def _plan(arguments: argparse.Namespace) -> PlanView:
+def _opened(arguments: argparse.Namespace) -> OpenedPlan:
     from dslc.commands.plan import plan_of
 
     job = os.path.join(arguments.job, "plan.json") if os.path.isdir(arguments.job) else arguments.job
-    _, plan, _ = plan_of(argparse.Namespace(**{**vars(arguments), "job": job}))
-    return plan
+    return plan_of(argparse.Namespace(**{**vars(arguments), "job": job}))
 
 
 def _pair_page(arguments: argparse.Namespace) -> str:
@@ -51,14 +57,15 @@ def _pair_page(arguments: argparse.Namespace) -> str:
     first = open_plan_side(arguments.job, [], arguments.trace)
     second = open_plan_side(arguments.second, arguments.settings, arguments.trace)
     sides = [
-        _side(path, opened.name, plan_view(opened.graph))
+        _side(path, opened.name, plan_view(opened.graph), opened.analysis)
         for path, opened in ((arguments.job, first), (arguments.second, second))
     ]
     return page(sides, arguments.view, comparison_of(first, second))
 
 
-def _side(path: str, name: str, plan: PlanView) -> PageSide:
-    return PageSide(name=name, plan=plan, run=_figures(path) if os.path.isdir(path) else None)
+def _side(path: str, name: str, plan: PlanView, analysis: Analysis | None) -> PageSide:
+    run = _figures(path) if os.path.isdir(path) else None
+    return PageSide(name=name, plan=plan, run=run, moments=memory_moments(analysis) if analysis else ())
 
 
 def _figures(folder: str) -> RunFigures:

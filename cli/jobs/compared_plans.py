@@ -12,6 +12,7 @@ from dslc.compiler.emit import emit
 from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.graph.stored import plan_hash
 from dslc.compiler.ir.program import JobProgram, Training
+from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.show.page.content import ComparedSection, PlanComparison
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
@@ -25,10 +26,11 @@ _TITLES: Mapping[Section, str] = {"memory": "memory of a rank", "traffic": "traf
 
 
 class PlanSide(NamedTuple):
-    """One of two compared plans, by what the user named."""
+    """One of two compared plans, by what the user named. `analysis` is None for a plan file."""
 
     name: str
     graph: PlanGraph
+    analysis: Analysis | None = None
 
 
 def open_plan_side(name: str, settings: Sequence[str], trace: bool) -> PlanSide:
@@ -37,7 +39,7 @@ def open_plan_side(name: str, settings: Sequence[str], trace: bool) -> PlanSide:
     """
     report = Report()
     path = os.path.join(name, "plan.json") if os.path.isdir(name) else name
-    graph = None
+    graph = analysis = None
     if is_plan_file(path):
         plan_file = open_plan(path, report, [f"--set {setting}" for setting in settings])
         graph = plan_file.graph if plan_file else None
@@ -48,7 +50,7 @@ def open_plan_side(name: str, settings: Sequence[str], trace: bool) -> PlanSide:
     show(report.errors)
     if graph is None:
         raise CommandFailedError
-    return PlanSide(" ".join([name, *(f"--set {setting}" for setting in settings)]), graph)
+    return PlanSide(" ".join([name, *(f"--set {setting}" for setting in settings)]), graph, analysis)
 
 
 def comparison_of(first_side: PlanSide, second_side: PlanSide) -> PlanComparison:

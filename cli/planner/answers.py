@@ -20,6 +20,7 @@ from dslc.compiler.rules.choice.choice_text import HEAD, count_line, plan_row
 from dslc.compiler.rules.choice.plan_choice import PlanChoice, PricedPlan
 from dslc.compiler.rules.choice.search import Progress
 from dslc.compiler.show.explain import explain
+from dslc.compiler.show.page.memory_moments import memory_moments
 from dslc.compiler.show.page.plan_page import plan_page
 from dslc.compiler.show.picture import svg, use_renderer
 from dslc.compiler.show.plan_scatter import draw_choice
@@ -73,7 +74,7 @@ def summary(text: str, name: str = NAME) -> str:
 def page(text: str, view: str = "placement", name: str = NAME) -> str:
     """Returns the page of the plan, as `dslc render -o page.html` writes it; "" for a job with mistakes."""
     planned = _plan(text, name)
-    return plan_page(planned.compiled.plan, view) if planned else ""
+    return plan_page(planned.compiled.plan, view, memory_moments(planned.compiled.analysis)) if planned else ""
 
 
 def edit(text: str, name: str = NAME) -> str:

@@ -75,7 +75,7 @@ MOST_LAYERS = 3  # layers named at the peak, at most
 
 def account(staging: Staging, pipeline: int, sizes: LayerSizes) -> MemoryNode:
     """Returns the peak memory of the ranks at one pipeline coordinate."""
-    return _Account(staging, pipeline, sizes).highest()
+    return MemoryAccount(staging, pipeline, sizes).highest()
 
 
 @record
@@ -98,7 +98,9 @@ def layer_peaks(staging: Staging, pipeline: int, sizes: LayerSizes) -> LayerPeak
     return _PeakRecorder(staging, pipeline, sizes).layer_peaks()
 
 
-class _Account:
+class MemoryAccount:
+    """Walks a step of the ranks at one pipeline coordinate, and notes its highest stop."""
+
     def __init__(self, staging: Staging, pipeline: int, sizes: LayerSizes) -> None:
         self._job, self._layout, self._model = staging.job, staging.layout, staging.model
         self._sharding, self._trained, self._used = staging.sharding, staging.trained, staging.with_gradients
@@ -266,11 +268,11 @@ class _Account:
                 self._stop("exact sum of gradients", None, gradients, summed, 0, phase="point")
         return self._peak_node()
 
-    def _enter(self, stage: StageMemory, kind: str, beside_bytes: int) -> None:
-        """Enters an action of a stage, beside which the rank holds these bytes."""
+    def _enter(self, stage: StageMemory, kind: str, action: ActionMemory) -> None:
+        """Enters an action of a stage."""
         self._first = stage.layers.start
         self._others = (
-            beside_bytes + self._mask_of_documents() + (self._whole.gradients if self._whole is not None else 0)
+            action.beside + self._mask_of_documents() + (self._whole.gradients if self._whole is not None else 0)
         )
         if kind in ("B", "I") and stage.of_loss:
             self._others += stage.output
@@ -291,7 +293,7 @@ class _Account:
         engine, later, is_final = self._engine(microbatch), microbatch > 0, microbatch + 1 == self._layout.microbatches
         for stage in self._stages:
             for action in self._actions(stage, "F", later):
-                self._enter(stage, "F", action.beside)
+                self._enter(stage, "F", action)
                 gradients = self._walk_forward(stage, engine, action)
                 if self._is_end(stage):
                     self._loss(gradients, engine.communication, self._activations_before(stage.layers.stop))
@@ -300,7 +302,7 @@ class _Account:
             engine_before = engine
             for action in self._actions(stage, kind, later, is_final and not halves):
                 engine = copy(engine_before)
-                self._enter(stage, kind, action.beside)
+                self._enter(stage, kind, action)
                 gradients = engine.begin(action.gathered, stage.layers, action.gradients)
                 if self._is_end(stage):
                     activations = self._activations_before(stage.layers.stop)
@@ -311,7 +313,7 @@ class _Account:
                     self._walk_backward(stage, engine, gradients)
             for action in self._actions(stage, "W", later, is_final) if halves else ():
                 engine = copy(engine_before)
-                self._enter(stage, "W", action.beside)
+                self._enter(stage, "W", action)
                 engine.begin(action.gathered, stage.layers, action.gradients)
                 self._walk_second_half(stage, engine)
 
@@ -501,7 +503,7 @@ class _Account:
         )
 
 
-class _PeakRecorder(_Account):
+class _PeakRecorder(MemoryAccount):
     """Walks a step, and records the highest stop of each layer in each action."""
 
     def layer_peaks(self) -> LayerPeaks:
@@ -518,9 +520,9 @@ class _PeakRecorder(_Account):
             copies=tuple(after - before for before, after in pairwise(self._copies)),
         )
 
-    def _enter(self, stage: StageMemory, kind: str, beside_bytes: int) -> None:
-        super()._enter(stage, kind, beside_bytes)
-        self._action, self._beside = self._action + 1, beside_bytes
+    def _enter(self, stage: StageMemory, kind: str, action: ActionMemory) -> None:
+        super()._enter(stage, kind, action)
+        self._action, self._beside = self._action + 1, action.beside
 
     def _leave(
         self, engine: UnshardedMemory | ShardedMemory, n: int, activations: int, gradients: int, *, is_final: bool

@@ -146,7 +146,9 @@ class RankStages:
     """The layers of a rank, with the copies of weights that it shares with another stage, and its stages.
 
     `received` are bytes of torch's receive buffers, which exist from the first step on: inputs and gradients of outputs
-    of all micro-batches. Values passed between stages of the rank are kept there, too.
+    of all micro-batches. Values passed between stages of the rank are kept there, too. `steps` are the actions in
+    order, each with the memory of those like it and the bytes beside it; without a schedule those of the first and the
+    last micro-batch, and of one between them.
     """
 
     def __init__(self, staging: Staging, pipeline: int, sizes: LayerSizes) -> None:
@@ -161,6 +163,7 @@ class RankStages:
         self.moved = offloaded(job, layout)
         ends = list(accumulate((len(stages[stage]) for stage in mine), initial=0))
         self._ranges = {stage: range(*ends[n : n + 2]) for n, stage in enumerate(mine)}
+        self.steps = list[tuple[ScheduledAction, ActionMemory, int]]()
         self.stages = self._with_actions(staging.schedule, pipeline)
         self.received = 0
         for stage in mine if staging.schedule else ():
@@ -264,6 +267,7 @@ class RankStages:
         if sharded:
             gathered = gathered_by_action(self._gathered_units(), actions)
         most: dict[int, dict[ActionKey, dict[tuple[GatheredBytes | None, int], int]]] = {}
+        kinds = list[tuple[ActionKey, tuple[GatheredBytes | None, int]]]()
         gradients = self._gradients_by_action(actions, final)
         for n, ((action, beside_bytes), units, (later, other_gradients)) in enumerate(
             zip(order, gathered, gradients, strict=True)
@@ -273,12 +277,21 @@ class RankStages:
             largest_bytes[units, other_gradients] = max(
                 largest_bytes.get((units, other_gradients), beside_bytes), beside_bytes
             )
-        return {
+            kinds.append((key, (units, other_gradients)))
+        memories = {
             stage: {
-                key: tuple(ActionMemory(size, *key_of_units) for key_of_units, size in sizes.items())
+                key: {units: ActionMemory(size, *units) for units, size in sizes.items()}
                 for key, sizes in by_key.items()
             }
             for stage, by_key in most.items()
+        }
+        self.steps = [
+            (action, memories[action.stage][key][units], beside_bytes)
+            for (action, beside_bytes), (key, units) in zip(order, kinds, strict=True)
+        ]
+        return {
+            stage: {key: tuple(by_units.values()) for key, by_units in by_key.items()}
+            for stage, by_key in memories.items()
         }
 
     def _gradients_by_action(

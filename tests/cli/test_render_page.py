@@ -136,6 +136,8 @@ const select = (text) => {
   document.querySelector("#results button").click();
   return [chosen(), shown()];
 };
+const tables = [...document.querySelectorAll(".moment table")]
+  .map((table) => [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent)));
 const both = select("rank 1"), alone = select("rank 3");
 document.querySelectorAll('[data-side="1"] [data-stage][role]')[0].dispatchEvent(
   new MouseEvent("click", { bubbles: true, clientX: 0, clientY: 0 }));
@@ -145,7 +147,7 @@ mine.value = mine.max / 2;
 mine.dispatchEvent(new Event("input"));
 const share = other.value / other.max;
 const ids = [...document.querySelectorAll("[id]")].map((each) => each.id);
-return { last, label, first, said, moved, both, alone, stage, share, twice: ids.length - new Set(ids).size };
+return { last, label, first, said, moved, tables, both, alone, stage, share, twice: ids.length - new Set(ids).size };
 """
 
 
@@ -164,6 +166,9 @@ def test_a_reader_moves_over_steps_and_selects_in_two_plans(run: Path, tmp_path:
     assert shown["said"].startswith("step 1; loss: train A ") and shown["moved"] == "8"
     assert shown["label"].startswith("loss over steps 1 to 8: train A from ")
 
+    of_run, of_job = shown["tables"]  # a plan file has no account of its moments; the cursor begins at the fullest one
+    assert "on top" not in of_run[0] and of_job[0][3:] == ["activations", "on top", "together", "peak"]
+    assert of_job[1][1].startswith("backward") and of_job[1][5] == of_job[1][6] != of_job[1][2]
     names = [f"A: {run}", f"B: {DIGITS} {' '.join(four)}"]
     assert shown["both"] == [[1, 1], names]
     assert shown["alone"] == [[0, 1], [f"{names[0]} has none", names[1]]]

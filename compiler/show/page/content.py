@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dslc.compiler.ir.plan import PlanView
+from dslc.compiler.show.page.memory_moments import MemoryMoments
 from dslc.dsl.record import Record, record
 
 
@@ -38,11 +39,14 @@ class RunFigures(Record):
 
 @record
 class PageSide(Record):
-    """A plan of the page, by the name that the reader gave it; and the run that followed it."""
+    """A plan of the page, by the name that the reader gave it; and the run that followed it. `moments` are those of an
+    analysed job, by pipeline coordinate.
+    """
 
     name: str
     plan: PlanView
     run: RunFigures | None = None
+    moments: tuple[MemoryMoments, ...] = ()
 
 
 @record

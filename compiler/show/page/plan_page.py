@@ -18,6 +18,7 @@ from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.show.draw import VIEWS, draw
 from dslc.compiler.show.page.assets import PAGE, read_assets
 from dslc.compiler.show.page.content import ComparedSection, PageSide, PlanComparison, ReportLine, RunFigures
+from dslc.compiler.show.page.memory_moments import MemoryMoments
 from dslc.compiler.show.page.subjects import SubjectTable, linked_svg
 from dslc.compiler.show.page.timeline import timeline
 from dslc.compiler.show.picture import svg
@@ -33,9 +34,9 @@ _KEYS = (
 )
 
 
-def plan_page(plan: PlanView, view: str = "placement") -> str:
+def plan_page(plan: PlanView, view: str = "placement", moments: Sequence[MemoryMoments] = ()) -> str:
     """Returns the page of one plan, with `view` as the first of its views."""
-    return page([PageSide(name=plan.job, plan=plan)], view)
+    return page([PageSide(name=plan.job, plan=plan, moments=tuple(moments))], view)
 
 
 def page(sides: Sequence[PageSide], view: str = "placement", comparison: PlanComparison | None = None) -> str:
@@ -51,7 +52,10 @@ def page(sides: Sequence[PageSide], view: str = "placement", comparison: PlanCom
     data = []
     for n, side in enumerate(sides):
         suffix = f"-{n + 1}" if n else ""
-        data += [_data(f"plan{suffix}", side.plan.to_json()), _data(f"timeline{suffix}", to_json(timeline(side.plan)))]
+        data += [
+            _data(f"plan{suffix}", side.plan.to_json()),
+            _data(f"timeline{suffix}", to_json(timeline(side.plan, side.moments))),
+        ]
         data += [_data(f"curves{suffix}", to_json(side.run.curves))] if side.run else []
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

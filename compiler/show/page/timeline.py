@@ -1,16 +1,19 @@
 """The step over time as data, for a cursor in the schedule: what each drawn row does and holds at a moment.
 
-Memory at a moment is what a rank holds between two steps, and the activations that it keeps for the backward pass then.
-Both are the plan's (`MemoryNode.rest`, `StageNode.kept`), as in the strips of the picture. A plan has no moments for
-what a layer works in, for gradients made in the step and for gathered parameters: these come on top, at most up to the
-peak.
+A plan has what a rank holds between two steps (`MemoryNode.rest`), and the activations that it keeps at a moment for
+the backward pass (`StageNode.kept`), as in the strips of the picture. Where the job was analysed, each pass also has
+the most that the rank holds during it (memory_moments.py): with what layers work in, gradients made in the step and
+gathered parameters. A plan alone does not have that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.show.describe import axis_of
-from dslc.compiler.show.schedule import known_times, schedule_layout
+from dslc.compiler.show.page.memory_moments import MemoryMoments
+from dslc.compiler.show.schedule import ScheduleBox, known_times, schedule_layout
 from dslc.dsl.record import Record, record
 
 
@@ -18,9 +21,9 @@ from dslc.dsl.record import Record, record
 class TimelineRow(Record):
     """A drawn row of the schedule: ranks `first` to `last` at one pipeline coordinate.
 
-    `passes` are (kind, stage, micro-batch, start, end); `held` are (start, end, micro-batches, bytes of activations).
-    `rest` is the memory between two steps, and `peak` the highest, at `moment`, of the ranks that hold most; None where
-    the plan does not know.
+    `passes` are (kind, stage, micro-batch, start, end, most bytes), the last None where it is not known; `held` are
+    (start, end, micro-batches, bytes of activations). `rest` is the memory between two steps, and `peak` the highest,
+    at `moment`, of the ranks that hold most; None where the plan does not know.
     """
 
     pipeline: int
@@ -29,7 +32,7 @@ class TimelineRow(Record):
     rest: int | None
     peak: int | None
     moment: str
-    passes: tuple[tuple[str, int, str, float, float], ...]
+    passes: tuple[tuple[str, int, str, float, float, int | None], ...]
     held: tuple[tuple[float, float, int, int], ...]
 
 
@@ -45,8 +48,8 @@ class PageTimeline(Record):
     rows: tuple[TimelineRow, ...]
 
 
-def timeline(plan: PlanView) -> PageTimeline:
-    """Returns the step as the schedule view draws it."""
+def timeline(plan: PlanView, moments: Sequence[MemoryMoments] = ()) -> PageTimeline:
+    """Returns the step as the schedule view draws it, with the memory of its moments by pipeline coordinate."""
     layout = schedule_layout(plan)
     ranks_of_row = plan.world_size // axis_of(plan, "pipeline").size
     rows = []
@@ -55,6 +58,7 @@ def timeline(plan: PlanView) -> PageTimeline:
             continue
         nodes = [node.memory for node in plan.ranks if node.pipeline == number]
         memory = max(nodes, key=lambda node: node.peak, default=None)
+        memories = moments[number] if moments else None
         rows.append(
             TimelineRow(
                 pipeline=number,
@@ -63,7 +67,10 @@ def timeline(plan: PlanView) -> PageTimeline:
                 rest=memory.rest if memory else None,
                 peak=memory.peak if memory else None,
                 moment=memory.moment if memory else "",
-                passes=tuple((b.kind, b.stage, b.text, _short(b.start), _short(b.end)) for b in layout.rows[number]),
+                passes=tuple(
+                    (box.kind, box.stage, box.text, _short(box.start), _short(box.end), _most_bytes(box, memories))
+                    for box in layout.rows[number]
+                ),
                 held=tuple((_short(h.start), _short(h.end), h.pieces, h.bytes) for h in layout.held[number]),
             )
         )
@@ -73,6 +80,16 @@ def timeline(plan: PlanView) -> PageTimeline:
         spans=tuple((_short(a), _short(b), _short(c), _short(d)) for a, b, c, d in layout.window.spans),
         rows=tuple(rows),
     )
+
+
+def _most_bytes(box: ScheduleBox, moments: MemoryMoments | None) -> int | None:
+    if moments is None:
+        return None
+    if box.kind == "E":
+        return moments.ahead
+    if len(box.kind) > 1:  # the exchange, the update and the rest of the step
+        return moments.end
+    return moments.actions.get((box.kind, box.stage, int(box.text)))
 
 
 def _short(value: float) -> float:

@@ -1,27 +1,32 @@
 // @ts-check
 // A cursor in the schedule: the moment under the pointer or of a slider, and what each drawn row does and holds then.
 
-/** @typedef {[string, number, string, number, number]} Pass kind, stage, micro-batch, start, end */
+/** @typedef {[string, number, string, number, number, number | null]} Pass kind, stage, micro-batch, start, end, most bytes */
 /** @typedef {[number, number, number, number]} Held start, end, micro-batches, bytes */
 /** @typedef {{pipeline: number, first: number, last: number, rest: number | null, peak: number | null, moment: string,
  *   passes: Pass[], held: Held[]}} TimelineRow */
 /** @typedef {{timed: boolean, total: number, spans: [number, number, number, number][], rows: TimelineRow[]}} Timeline */
-/** @typedef {{does: string, pieces: number, activations: number, together: number | null}} Moment */
+/** @typedef {{does: string, pieces: number, activations: number, onTop: number | null, together: number | null}} Moment */
 
 const PASSES = /** @type {Record<string, string>} */ ({ E: "output ahead", F: "forward", B: "backward",
   I: "backward of the input", W: "backward of the weights", exchange: "exchange of gradients", rest: "samples and rest" });
-const MEMORY_NOTE = "State is what a rank holds between two steps, activations are those kept for the backward pass. "
-  + "What a layer works in, gradients made in the step and gathered parameters come on top, at most up to the peak.";
+const PARTS_NOTE = "State is what a rank holds between two steps, activations are those kept for the backward pass. ";
+const MOMENTS_NOTE = "On top come what a layer works in, gradients made in the step and gathered parameters: the most during the "
+  + "pass at the cursor. While a rank waits, this is not known.";
+const MEMORY_NOTE = "What a layer works in, gradients made in the step and gathered parameters come on top, at most up to the peak. "
+  + "A plan file does not have them: the page of a job does.";
 const SAID_ROWS = 4; // rows that a screen reader hears at each move
 
 /** Returns what a row does and holds at a time. @param {TimelineRow} row @param {number} time @returns {Moment} */
 function momentOf(row, time) {
-  const pass = lastBefore(row.passes, (each) => each[3], time), held = lastBefore(row.held, (each) => each[0], time);
-  const [pieces, activations] = held && time < held[1] ? [held[2], held[3]] : [0, 0];
+  const pass = lastBefore(row.passes, (each) => each[3], time), kept = lastBefore(row.held, (each) => each[0], time);
+  const [pieces, activations] = kept && time < kept[1] ? [kept[2], kept[3]] : [0, 0];
   const isOn = pass && (time < pass[4] || pass === row.passes.at(-1));
   const name = isOn ? PASSES[pass[0]] ?? pass[0] : "waits";
   const does = isOn && pass[0].length === 1 ? `${name} of micro-batch ${pass[2]}, stage ${pass[1]}` : name;
-  return { does, pieces, activations, together: row.rest === null ? null : row.rest + activations };
+  const held = row.rest === null ? null : row.rest + activations, most = isOn ? pass[5] : null;
+  const onTop = held === null || most === null ? null : Math.max(0, most - held);
+  return { does, pieces, activations, onTop, together: held === null ? null : held + (onTop ?? 0) };
 }
 
 /** Returns the times at which something begins or ends. @param {Timeline} timeline */
@@ -44,8 +49,16 @@ function timeAt(timeline, place) {
   return start + (Math.min(right, Math.max(left, place)) - left) / (right - left || 1) * (end - start);
 }
 
-/** Returns the time at which the rows hold most activations. @param {Timeline} timeline */
+/** True if the memory of passes is known. @param {Timeline} timeline */
+function hasMoments(timeline) {
+  return timeline.rows.some((row) => row.passes.some((pass) => pass[5] !== null));
+}
+
+/** Returns a time at which the rows hold most: within the pass that holds most, else with most activations.
+ * @param {Timeline} timeline */
 function fullestTime(timeline) {
+  const passes = timeline.rows.flatMap((row) => row.passes.filter((pass) => pass[5] !== null));
+  if (passes.length) return passes.reduce((most, each) => Number(each[5]) > Number(most[5]) ? each : most)[3];
   const all = timeline.rows.flatMap((row) => row.held);
   return all.length ? all.reduce((most, each) => each[3] > most[3] ? each : most)[0] : 0;
 }
@@ -79,7 +92,7 @@ function makeCursor(canvas, place, timeline, onMove) {
   label.append(slider, readout);
   const { table, update } = momentTable(timeline);
   const note = document.createElement("p");
-  note.textContent = MEMORY_NOTE;
+  note.textContent = PARTS_NOTE + (hasMoments(timeline) ? MOMENTS_NOTE : MEMORY_NOTE);
   label.className = "slider";
   note.className = "note";
   place.append(label, table, note);
@@ -121,7 +134,8 @@ function makeCursor(canvas, place, timeline, onMove) {
  * @param {Timeline} timeline @returns {{table: HTMLTableElement, update: (time: number) => string[]}} */
 function momentTable(timeline) {
   const table = document.createElement("table"), head = table.createTHead().insertRow(), body = table.createTBody();
-  for (const title of ["ranks", "work", "state", "activations", "together", "peak"]) {
+  const titles = ["ranks", "work", "state", "activations", ...(hasMoments(timeline) ? ["on top"] : []), "together", "peak"];
+  for (const title of titles) {
     const cell = document.createElement("th");
     cell.scope = "col";
     cell.textContent = title;
@@ -133,7 +147,8 @@ function momentTable(timeline) {
     name.scope = "row";
     name.textContent = ranksText(row.first, row.last).replace(/^ranks? /, "").replace(" to ", "–");
     line.append(name);
-    const [does, state, activations, together, peak] = Array.from({ length: 5 }, () => line.insertCell());
+    const [does, state, activations] = Array.from({ length: 3 }, () => line.insertCell());
+    const onTop = hasMoments(timeline) ? line.insertCell() : null, together = line.insertCell(), peak = line.insertCell();
     const unknown = "unknown";
     state.textContent = row.rest === null ? unknown : byteText(row.rest);
     peak.textContent = row.peak === null ? unknown : byteText(row.peak);
@@ -142,12 +157,13 @@ function momentTable(timeline) {
     bar.max = most;
     bar.ariaHidden = "true";
     together.append(bar, sum);
-    return { row, does, activations, sum, bar, unknown };
+    return { row, does, activations, onTop, sum, bar, unknown };
   });
-  const update = (/** @type {number} */ time) => lines.map(({ row, does, activations, sum, bar, unknown }) => {
+  const update = (/** @type {number} */ time) => lines.map(({ row, does, activations, onTop, sum, bar, unknown }) => {
     const moment = momentOf(row, time);
     does.textContent = moment.does;
     activations.textContent = moment.pieces ? `${byteText(moment.activations)} of ${plural(moment.pieces, "micro-batch")}` : "none";
+    if (onTop) onTop.textContent = moment.onTop === null ? "–" : byteText(moment.onTop);
     sum.textContent = moment.together === null ? unknown : byteText(moment.together);
     bar.value = moment.together ?? 0;
     return `${ranksText(row.first, row.last)}: ${moment.does}, ${sum.textContent}`;

@@ -14,13 +14,18 @@ from xml.etree import ElementTree
 import pytest
 from helpers import made_plans
 from helpers.browser import needs_chromium, run_in_page
-from helpers.paths import ROOT
+from helpers.paths import EXAMPLES, ROOT
 
+from dslc.compiler.compile import compile_plan
 from dslc.compiler.ir.number_text import byte_text
 from dslc.compiler.show.draw import VIEWS
+from dslc.compiler.show.page.memory_moments import memory_moments
 from dslc.compiler.show.page.plan_page import SCRIPTS, plan_page
 from dslc.compiler.show.page.subjects import SubjectTable
 from dslc.compiler.show.page.timeline import timeline
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.meaning.load import load
+from dslc.jobs.check_job import inspect
 
 SVG = "{http://www.w3.org/2000/svg}"
 TSC = shutil.which("tsc")
@@ -83,6 +88,16 @@ def test_a_moment_adds_the_kept_activations_to_the_state() -> None:
     assert [span[2:] for span in long.spans][1][1] == long.total and len(long.spans) == 2 < len(long.rows) == 10
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("nodes, limit", [(2, 1_000_000), (2048, 5_000_000)])
+def test_a_page_of_many_devices_is_small(nodes: int, limit: int) -> None:
+    settings = [f"devices.nodes={nodes}", f"parallelism.data={2 * nodes}", f"data.batch={256 * nodes}"]
+    analysis = inspect(load(str(EXAMPLES / "cluster.plt"), [*settings, "expect.devices=none"]), Report())
+    assert analysis is not None and analysis.layout.world_size == 8 * nodes
+    page = plan_page(compile_plan(analysis).plan, "placement", memory_moments(analysis))
+    assert 100_000 < len(page.encode()) < limit
+
+
 ACTIONS = """
 const seen = [];
 const look = (what) => seen.push([what, location.hash, document.querySelectorAll(".chosen[data-rank][role]").length,
@@ -143,7 +158,7 @@ def test_a_reader_selects_searches_and_zooms_in_a_browser(tmp_path: Path, page: 
     assert shown["results"][0] == f"blocks.1 ({plan.layers[layer].kind})"
     assert escape[1:] == ["", 0, []]
     row, other = timeline(plan).rows
-    edges = sorted({time for each in (row, other) for _, _, _, *ends in each.passes for time in ends})
+    edges = sorted({time for each in (row, other) for _, _, _, *ends, _ in each.passes for time in ends})
     (x, begin, said), (x2, second, _), (x3, last, _) = shown["cursor"]
     assert begin[0][:2] == ["0–7", "forward of micro-batch 0, stage 0"] and begin[1][1] == "waits"
     assert begin[0][3] == f"{byte_text(plan.stages[0].kept)} of 1 micro-batch" and begin[1][3] == "none"
