@@ -68,7 +68,7 @@ function newRow(run, count, onToggle) {
   box.type = "checkbox";
   box.ariaLabel = `curves of run ${run.number}, ${run.name}`;
   box.addEventListener("change", () => onToggle(run));
-  key.style.borderTop = `3px ${side ? "dashed" : "solid"} ${COLOURS[colour]}`;
+  key.style.borderTop = `3px ${BORDERS[side % BORDERS.length]} ${COLOURS[colour]}`;
   label.append(box, key, String(run.number));
   row.insertCell().append(label);
   name.scope = "row";

@@ -9,7 +9,8 @@
 const CHART = { width: 480, height: 190, left: 56, right: 10, top: 8, bottom: 22 };
 const PHASE = "seconds.";
 const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
-const DASHES = ["", "5 3", "2 2", "9 3 2 3"]; // of the first run and the second; of each six runs
+const DASHES = ["", "5 3", "2 2"]; // of the first run and the second; of each six runs
+const BORDERS = ["solid", "dashed", "dotted"]; // as keys of these lines
 const OUTLIER = 10; // times the median: higher sums of phases, as of a first step, are cut off
 
 /** Returns the charts of the curves of each side. @param {Curve[][]} sides @returns {Chart[]} */
@@ -132,7 +133,7 @@ function drawChart(chart, [first, last], onMove) {
   caption.append(title);
   const legend = chart.lines.map((line) => {
     const name = document.createElement("span"), key = document.createElement("i"), value = document.createElement("span");
-    key.style.borderTop = `3px ${line.side ? "dashed" : "solid"} ${COLOURS[line.colour % COLOURS.length]}`;
+    key.style.borderTop = `3px ${BORDERS[line.side % BORDERS.length]} ${COLOURS[line.colour % COLOURS.length]}`;
     value.className = "value";
     name.title = line.title ?? "";
     name.append(key, `${line.name} `, value);
