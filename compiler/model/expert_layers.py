@@ -175,7 +175,7 @@ def grouped_experts(layer_spec: GroupedExperts, x: Value, t: Tape) -> Value:
 
 
 def _weighted(weights: Value, results: Value, x: Value, t: Tape) -> Value:
-    """Returns the sum of each token's results, by its weights: a batched product."""
+    """Returns the sum of each token's results, by its weights."""
     factors = t.cast(weights)
     if factors.autocast is not weights.autocast:
         factors = t.operation(weights, gives=factors)
@@ -183,9 +183,7 @@ def _weighted(weights: Value, results: Value, x: Value, t: Tape) -> Value:
         t.keep(results)
     if results.grad:
         t.keep(factors)
-    t.forward += 2 * results.count
-    t.backward += 2 * results.count * (weights.grad + results.grad)
-    y = t.computed(x.new(*x.shape, low=True, grad=weights.grad or results.grad))
+    y = x.new(*x.shape, low=True, grad=weights.grad or results.grad)
     return t.operation(factors, results, gives=y)
 
 

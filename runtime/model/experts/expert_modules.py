@@ -222,8 +222,8 @@ class MixtureOfExperts(nn.Module):
         if self.gate.capacity is not None and self.training and torch.is_grad_enabled():
             work = functools.partial(_work_within, self.gate, work)
         results = results_of_pairs(rows, chosen, counts, work)
-        out = torch.bmm(weights.to(results.dtype).unsqueeze(1), results).view(*tokens.shape)
-        out = self.exchange.sum_results(out)
+        out = _SumByWeight.apply(weights.to(results.dtype), results)  # type: ignore[no-untyped-call]
+        out = self.exchange.sum_results(out.view(*tokens.shape))
         return out if self.shared_experts is None else out + self.shared_experts(x)
 
 
@@ -309,3 +309,34 @@ class _RestoreRows(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (order,), (gradient,) = ctx.saved_tensors, gradients
         return gradient.index_select(0, order), None, None
+
+
+class _SumByWeight(torch.autograd.Function):
+    """Sums each token's results (tokens, top_k, width) by weight (tokens, top_k), one place after another.
+
+    A batched product is six times slower on a CPU: its matrices have a row for each token. 16 bits are summed in
+    float32, as a product does.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, results: Tensor) -> Tensor:
+        ctx.save_for_backward(
+            weights if ctx.needs_input_grad[1] else None, results if ctx.needs_input_grad[0] else None
+        )
+        wide = torch.promote_types(results.dtype, torch.float32)
+        summed = results[:, 0].to(wide) * weights[:, :1].to(wide)
+        for place in range(1, results.shape[1]):
+            summed.addcmul_(results[:, place].to(wide), weights[:, place : place + 1].to(wide))
+        return summed.to(results.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        (weights, results), (gradient,) = ctx.saved_tensors, gradients
+        of_weights = of_results = None
+        if results is not None:
+            wide = torch.promote_types(results.dtype, torch.float32)
+            sums = [(results[:, place].to(wide) * gradient).sum(-1) for place in range(results.shape[1])]
+            of_weights = torch.stack(sums, 1).to(results.dtype)
+        if weights is not None:
+            of_results = gradient.unsqueeze(1) * weights.unsqueeze(-1)
+        return of_weights, of_results
