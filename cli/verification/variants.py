@@ -55,13 +55,16 @@ def one_process(job: JobSpec) -> JobSpec:
     """
     gpus = job.devices.gpus
     gpu = None if gpus is None else gpus[:1] if isinstance(gpus, tuple) else 1
+    precision = job.train.precision
+    if isinstance(precision, c.Fp8):
+        precision = replace(precision, all_gather=False)
     return replace(
         observed(job),
         devices=replace(job.devices, nodes=1, gpus=gpu, cpus=1 if gpu is None else job.devices.cpus),
         parallelism=ParallelismSpec(),
         memory=MemorySpec(),
         data=replace(job.data, workers=0),
-        train=replace(job.train, compile=False, max_time=None, on_spike=None),
+        train=replace(job.train, precision=precision, compile=False, max_time=None, on_spike=None),
         launch=LaunchSpec(timeout=job.launch.timeout),
     )
 

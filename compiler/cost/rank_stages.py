@@ -29,6 +29,7 @@ from dslc.compiler.cost.loss_bytes import chunked_bytes, chunked_halves
 from dslc.compiler.cost.schedule_cost import HeldBytes, bytes_beside
 from dslc.compiler.ir.memory import Halves
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
+from dslc.compiler.model.float8 import gathered_weights
 from dslc.compiler.placement.draws import draws_by_sample
 from dslc.compiler.placement.schedules import ScheduledAction, ScheduleTable
 from dslc.compiler.placement.sharding import channels_last, low_copy, offloaded, with_copies
@@ -371,10 +372,11 @@ class RankStages:
     def _gathered_units(self) -> dict[int, GatheredUnits]:
         unit_of, units = self.units
         shards, element = self._sharding.shards, 2 if low_copy(self._job) else 4
+        float8 = gathered_weights(self._job, self._model)
         sizes = []
         for unit in units:
             parts = [(q, self._sharding.shards_of(q)) for q in unit]
-            sizes_of = [(n, n * (1 if q.quantized else element) * share(q, n)) for q, n in parts]
+            sizes_of = [(n, n * (1 if q.quantized or q.name in float8 else element) * share(q, n)) for q, n in parts]
             size, sent = sum(size for _, size in sizes_of), sum(size for n, size in sizes_of if n > 1)
             moved = 4 * self.numbers(unit, in_shards=True) if "parameters" in self.moved else 0  # from the host
             copied = sent if self._layout.device == "cpu" else 0

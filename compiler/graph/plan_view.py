@@ -321,7 +321,8 @@ def precision_text(step: p.PrecisionStep) -> str:
         reasons.setdefault(reason, []).append(name)
     others = [f"{shorten_list(names)} ({reason})" for reason, names in reasons.items()]
     rest = f"; bf16 for {', '.join(others)}, and all else" if others else ", and bf16 for all else"
-    return f"{how}, for {plural(len(float8.layers), 'dense layer')}{rest}"
+    gathers = f" ({len(float8.gathered)} gathered in 8 bits)" if float8.gathered else ""
+    return f"{how}, for {plural(len(float8.layers), 'dense layer')}{gathers}{rest}"
 
 
 def _schedule(step: p.LearningRateStep) -> str:

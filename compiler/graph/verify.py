@@ -22,6 +22,7 @@ Propositions, each proved once the passes so far have added its subject:
     groups      a collective along an axis is among the ranks that differ on that axis alone.
     gathered    each pass has gathered the parameters of its stage if a rank keeps only a share of them; no parameter is
                 used that was gathered before an update.
+    scaled      weights that are gathered in 8 bits have scales that the ranks with their shares agreed on.
     summed      an update uses each gradient of a backward pass once. The gradient is summed over exactly the ranks that
                 hold a copy or a share of its parameter: over samples, pieces of a sequence, the tensor axis and stages
                 that share a weight. Where the sum is a mean, the loss is multiplied. The other ranks get what one rank
@@ -52,6 +53,7 @@ from collections.abc import Callable
 from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.graph.proofs.exchange import check_inexact_exchange
 from dslc.compiler.graph.proofs.experts import balanced, routed
+from dslc.compiler.graph.proofs.float8 import scaled
 from dslc.compiler.graph.proofs.flow import counts, gathered, summed, weights
 from dslc.compiler.graph.proofs.losses import compared
 from dslc.compiler.graph.proofs.places import devices, layers, memory, samples
@@ -84,6 +86,7 @@ PROPOSITIONS: tuple[tuple[str, str, Callable[[View], str]], ...] = (
     ("waits", "order_actions", waits),
     ("groups", "exchange", groups),
     ("gathered", "exchange", gathered),
+    ("scaled", "exchange", scaled),
     ("summed", "exchange", summed),
     ("agreed", "exchange", check_inexact_exchange),
     ("counts", "exchange", counts),
@@ -98,7 +101,7 @@ PROPOSITIONS: tuple[tuple[str, str, Callable[[View], str]], ...] = (
 
 
 # Those on exchanges, which are unknown for a user's own network that was not traced.
-OF_A_MODEL = frozenset({gathered, summed, check_inexact_exchange, counts, compared, routed, balanced})
+OF_A_MODEL = frozenset({gathered, scaled, summed, check_inexact_exchange, counts, compared, routed, balanced})
 
 
 class Unsound(Exception):

@@ -49,6 +49,7 @@ class Payload(StrEnum):
     ACTIVATIONS = "activations"
     ACTIVATIONS_AGAIN = "activations, again"
     ACTIVATION_GRADIENTS = "gradients of activations", Role.GRADIENT
+    WEIGHT_SCALES = "largest numbers of weights for 8 bits", Role.HOLDERS
     SCALES = "largest numbers for 8 bits"
     SCALES_AGAIN = "largest numbers for 8 bits, again"
     GRADIENT_SCALES = "largest numbers of gradients for 8 bits"

@@ -167,7 +167,8 @@ class Weights(Record):
     all); `freed`: a forward pass frees what was gathered. `trained` of the numbers have a gradient, which other ranks
     have too (None: none has), some of them as `factors`. `pieces`: gradients among them are partial sums on each rank
     of the tensor axis. `quantized` of the numbers are bytes of frozen weights in 4 or 8 bits; gathered with others,
-    they all travel as bytes. `experts` neighbours along the data axis each have other experts: those are shares and
+    they all travel as bytes. So do `float8` of the numbers, which are gathered in 8 bits: `scales` weights, each with a
+    scale. `experts` neighbours along the data axis each have other experts: those are shares and
     copies of every `experts`-th rank alone; else 1.
     """
 
@@ -180,6 +181,8 @@ class Weights(Record):
     pieces: bool = False
     factors: Factors | None = None
     quantized: int = 0
+    float8: int = 0
+    scales: int = 0
     experts: int = 1
 
     @property
@@ -190,8 +193,8 @@ class Weights(Record):
     @property
     def sent_bytes(self) -> int:
         """The bytes that a rank contributes to a gather."""
-        if self.quantized:
-            return self.kept_bytes
+        if self.quantized or self.float8:
+            return self.kept_bytes - 3 * self.float8 // self.shards
         return DTYPE_BYTES.get(self.dtype or "", 0) * self.numbers // self.shards
 
 

@@ -220,14 +220,14 @@ class AverageStep(Record):
 @record
 class Float8Step(Record):
     """Dense layers that multiply in 8 bits, by torchao's recipe; None: unknown without tracing. `others` are the other
-    dense layers, with the reason. `gathered`: `fully_shard` gathers the weights of `layers` in 8 bits.
+    dense layers, with the reason. `gathered` are those of `layers` whose weights `fully_shard` gathers in 8 bits.
     """
 
     recipe: Literal["tensorwise", "rowwise"] = "tensorwise"
     emulated: bool = False
     layers: tuple[str, ...] | None = ()
     others: tuple[tuple[str, str], ...] = ()
-    gathered: bool = False
+    gathered: tuple[str, ...] = ()
 
 
 @record

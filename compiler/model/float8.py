@@ -12,6 +12,7 @@ Contract: `product_moments` follows the order of torchao's operations without to
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -67,7 +68,16 @@ def float8_step(job: JobSpec, model: ModelGraph | None) -> Float8Step | None:
             others.append((layer.name, reason))
         else:
             names.append(layer.name)
-    return Float8Step(recipe=step.recipe, emulated=step.emulated, layers=tuple(names), others=tuple(others))
+    tied = {name for pair in model.ties for name in pair}
+    gathered = [name for name in names if f"{name}.weight" not in tied] if precision.all_gather else []
+    return replace(step, layers=tuple(names), others=tuple(others), gathered=tuple(gathered))
+
+
+def gathered_weights(job: JobSpec, model: ModelGraph) -> frozenset[str]:
+    """Returns the weights that `fully_shard` gathers in 8 bits. A weight that other modules use too is not among
+    them."""
+    step = float8_step(job, model)
+    return frozenset(f"{name}.weight" for name in step.gathered) if step is not None else frozenset()
 
 
 def _reason(precision: Fp8, layer: DenseLayer) -> str:
@@ -116,10 +126,14 @@ class ProductMoments(NamedTuple):
     backward: tuple[tuple[int, int], ...]
 
 
-def product_moments(rows: int, inputs: int, outputs: int, *, emulated: bool) -> ProductMoments:
-    """Returns the moments of `rows` rows of a sample times a weight of `outputs` x `inputs` numbers."""
+def product_moments(rows: int, inputs: int, outputs: int, *, emulated: bool, gathered: bool) -> ProductMoments:
+    """Returns the moments of `rows` rows of a sample times a weight of `outputs` x `inputs` numbers. `gathered`: the
+    weight has 8 bits when it is gathered, and is not cast.
+    """
     x, y, w = rows * inputs, rows * outputs, inputs * outputs
     cast = 9  # bytes a number: float32, scaled and clamped, and the 8 bits
+    if gathered:
+        return _moments_of_gathered(x, y, w, emulated=emulated)
     if not emulated:
         return ProductMoments(
             forward=((cast * x, 0), (x, cast * w), (x + 4 * y, w)),
@@ -147,5 +161,36 @@ def product_moments(rows: int, inputs: int, outputs: int, *, emulated: bool) -> 
             (held + 4 * y + 8 * x, w),
             (held + 4 * y + 4 * x, 5 * w),
             (held, 7 * w),
+        ),
+    )
+
+
+def _moments_of_gathered(x: int, y: int, w: int, *, emulated: bool) -> ProductMoments:
+    """Returns the same for a weight that is gathered in 8 bits, of `w` numbers, and `x` and `y` of a sample."""
+    cast = 9
+    if not emulated:
+        return ProductMoments(
+            forward=((cast * x, 0), (x + 4 * y, 0)),
+            backward=(
+                (cast * y, 0),
+                (y + 2 * x, w),
+                ((1 + cast) * y + 2 * x, 0),
+                (2 * y + (2 + cast) * x, 0),
+                (3 * y + 4 * x, 2 * w),
+            ),
+        )
+    held = 3 * y + 4 * x
+    return ProductMoments(
+        forward=((cast * x, 0), (5 * x + 4 * y, 4 * w), (x + 6 * y, 0)),
+        backward=(
+            (cast * y, 0),
+            (5 * y + 4 * x, 5 * w),
+            (y + 6 * x, w),
+            ((1 + cast) * y + 2 * x, 0),
+            (2 * y + (2 + cast) * x, 0),
+            (held + 8 * y, 0),
+            (held + 4 * y + 8 * x, 0),
+            (held + 4 * y + 4 * x, 4 * w),
+            (held, 6 * w),
         ),
     )

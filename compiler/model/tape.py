@@ -413,7 +413,9 @@ class Tape:
         columns, rows = x.shape[-1], y.shape[-1]
         if not fits(rows, columns) or stays_in_bf16(precision, name):
             return None
-        return product_moments(x.count // columns, columns, rows, emulated=precision.emulate)
+        return product_moments(
+            x.count // columns, columns, rows, emulated=precision.emulate, gathered=precision.all_gather
+        )
 
     @contextmanager
     def inside(self, name: str) -> Iterator[None]:

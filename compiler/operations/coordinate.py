@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
+from functools import cached_property
 from math import prod
 
 from dslc.compiler.ir.nodes import LayerNode, ParameterNode
+from dslc.compiler.model.float8 import gathered_weights
 from dslc.compiler.operations import moments as m
 from dslc.compiler.operations.moments import Moment, RankGroup
 from dslc.compiler.placement.sharding import with_copies
@@ -31,6 +33,11 @@ class Coordinate(Staging):
     @property
     def layers(self) -> list[LayerNode]:
         return [layer for stage in self.held for layer in stage]
+
+    @cached_property
+    def float8_weights(self) -> frozenset[str]:
+        """The weights that `fully_shard` gathers in 8 bits."""
+        return gathered_weights(self.job, self.model)
 
     def along(self, axis: str) -> RankGroup:
         """Returns the ranks along an axis."""

@@ -39,6 +39,7 @@ def _of_copies(
 ) -> Iterator[StepOperation]:
     """Yields the gathers of these weights, and the sums of their gradients."""
     if shards.ranks > 1:
+        yield from _scales(place, weights, shards)
         yield from _gathers(place, weights, shards)
         times = 1 if place.sharding.accumulate else place.layout.microbatches
         yield from _sums(place, weights, "reduce_scatter", Payload.SCALE, shards, place.complete, times)
@@ -109,6 +110,17 @@ def _by_mesh(place: Coordinate, unit: Unit) -> list[Unit]:
 def is_of_experts(place: Coordinate, unit: Unit) -> bool:
     """True of the experts of a unit, which an expert axis shares."""
     return place.sharding.experts > 1 and bool(unit.parameters) and all(q.experts for q in unit.parameters)
+
+
+def _scales(place: Coordinate, weights: Mapping[str, Weights], shards: RankGroup) -> Iterator[StepOperation]:
+    """Yields the all-reduce of the largest numbers of the weights of each stage that are gathered in 8 bits."""
+    for stage in place.mine:
+        own = {name: entry.scales for name, entry in weights.items() if entry.stage == stage and entry.scales}
+        if own:
+            size = 4 * sum(own.values())
+            yield operation(
+                "all_reduce", Payload.WEIGHT_SCALES, shards, m.BEFORE_GATHERS, [size], stage=stage, weights=own
+            )
 
 
 def _gathers(place: Coordinate, weights: Mapping[str, Weights], shards: RankGroup) -> Iterator[StepOperation]:

@@ -26,6 +26,7 @@ class Moment(Record):
 
 IN_SCHEDULE = Moment(kinds=())  # an action of its own, which the schedule of a pipeline has already
 BEFORE_PASSES = Moment(kinds=(actions.ForwardAhead, actions.Forward), which="first", after=False)
+BEFORE_GATHERS = Moment(kinds=(actions.Unshard, actions.ForwardAhead, actions.Forward), which="first", after=False)
 BEFORE_USE = Moment(kinds=(actions.ForwardAhead, actions.StagePass), after=False)
 UNSHARD = Moment(kinds=(actions.Unshard,))
 FORWARD = Moment(kinds=(actions.ForwardAhead, actions.Forward))

@@ -107,9 +107,12 @@ def _units(place: Coordinate) -> Iterator[Weights]:
                 continue
             trained = sum(place.padded(q) for q in unit.parameters if q.name in names)
             quantized = quantized_bytes(place, unit.parameters)
+            float8 = [place.padded(q) for q in unit.parameters if apart and q.name in place.float8_weights]
             dtype: str = low_dtype(place.job) if low_copy(place.job) else "float32"
             if quantized:  # `fully_shard` gathers tensors of several dtypes as bytes
                 dtype = "int8" if quantized == whole else "uint8"
+            if float8:
+                dtype = "uint8"
             yield Weights(
                 stage=stage,
                 numbers=whole,
@@ -120,6 +123,8 @@ def _units(place: Coordinate) -> Iterator[Weights]:
                 experts=experts,
                 pieces=any(_partial(place, q.name) for q in unit.parameters),
                 quantized=quantized,
+                float8=sum(float8),
+                scales=len(float8),
             )
 
 

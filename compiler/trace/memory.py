@@ -36,7 +36,7 @@ from dslc.dsl.language.calls import Fp8
 MemoryReference = weakref.ref[torch.UntypedStorage]
 
 
-_EMULATED = "float8_emulated"  # attribute of a dense layer that multiplies in 8 bits
+_PRECISION = "float8_precision"  # attribute of a dense layer that multiplies in 8 bits
 
 
 def mark_float8_layers(model: nn.Module, precision: Fp8) -> None:
@@ -44,7 +44,7 @@ def mark_float8_layers(model: nn.Module, precision: Fp8) -> None:
     for name, layer in model.named_modules():
         is_dense = type(layer) is nn.Linear and fits(layer.out_features, layer.in_features)
         if is_dense and not stays_in_bf16(precision, name):
-            setattr(layer, _EMULATED, precision.emulate)
+            setattr(layer, _PRECISION, precision)
 
 
 class Reorders(NamedTuple):
@@ -208,7 +208,7 @@ class _Float8Products:
 
     def __init__(self, model: nn.Module | None) -> None:
         layers: list[Any] = (
-            [layer for layer in model.modules() if hasattr(layer, _EMULATED)] if model is not None else []
+            [layer for layer in model.modules() if hasattr(layer, _PRECISION)] if model is not None else []
         )
         self._layers = {storage(layer.weight): layer for layer in layers if layer.weight.requires_grad}
         self._shapes = {tuple(layer.weight.shape) for layer in self._layers.values()}
@@ -236,8 +236,9 @@ class _Float8Products:
             layer: Any = self._copies.get(storage(tensor))
             if layer is not None:
                 rows = tensors_of(result)[0].numel() // layer.out_features // samples
-                emulated = getattr(layer, _EMULATED)
-                moments = product_moments(rows, layer.in_features, layer.out_features, emulated=emulated)
+                precision: Fp8 = getattr(layer, _PRECISION)
+                how = {"emulated": precision.emulate, "gathered": precision.all_gather}
+                moments = product_moments(rows, layer.in_features, layer.out_features, **how)
                 self._of_node[next_node_number() - 1] = moments.backward
                 return moments.forward
         return ()

@@ -492,6 +492,9 @@ class Fp8(Call):
         shown="none",
     )
     emulate: bool = arg(Bool(), "the same numbers by products in 32 bits, on any device; slower", default=False)
+    all_gather: bool = arg(
+        Bool(), "`zero = 3` gathers the weights of these layers in 8 bits, with the same numbers", default=False
+    )
 
 
 @call("recompute", "every")

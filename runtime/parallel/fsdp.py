@@ -38,7 +38,7 @@ from dslc.compiler.trace.structures import Structure, tensors
 from dslc.runtime.model.errors import ModelError
 from dslc.runtime.model.initial_weights import part_of
 from dslc.runtime.model.meta_model import job_line
-from dslc.runtime.parallel import expert_parallel, per_module_sharding
+from dslc.runtime.parallel import expert_parallel, float8_gather, per_module_sharding
 from dslc.runtime.parallel.engine import Engine, all_count, buffers_of_rank_0, do_nothing
 from dslc.runtime.parallel.mesh import Mesh, mesh_of
 from dslc.runtime.parallel.rounded_sums import round_sums
@@ -124,7 +124,13 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequen
         for unit in units:
             unit.reshard()
 
+    updates = float8_gather.apply(job.precision, model, roots or (model,), mesh.get_group(mesh.ndim - 1))
     agree = buffers_of_rank_0(model, axes.group("data", "context")) if mesh.size() > 1 else do_nothing
+
+    def begin_step() -> None:
+        for update in (*([agree] if job.moves_buffers else []), *updates):
+            update()
+
     return Engine(
         model=model,
         held=lambda: _defer_exchange(job, units),
@@ -133,7 +139,7 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequen
         counts=_counts(axes, mesh) if not stepping else _counts_of_parts(mesh),
         let_go=let_go,
         agree_on_buffers=do_nothing if job.sync_batch_norm and not stepping and not job.moves_buffers else agree,
-        begin_step=agree if job.moves_buffers else do_nothing,
+        begin_step=begin_step,
     )
 
 

@@ -40,12 +40,12 @@ def apply(step: PrecisionStep, model: nn.Module, device: torch.device) -> None:
         check_device(device)
     preload()
     for name in step.float8.layers:
-        layer = _layer(model, name)
+        layer = layer_of(model, name)
         if layer is not None:
             _convert(layer, step.float8)
 
 
-def _layer(model: nn.Module, name: str) -> nn.Module | None:
+def layer_of(model: nn.Module, name: str) -> nn.Module | None:
     """Returns a layer; None for a part of a model that lacks it."""
     try:
         return model.get_submodule(name)

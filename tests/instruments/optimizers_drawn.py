@@ -52,7 +52,9 @@ def draw_float8(rng: random.Random, blocks: dict[str, dict[str, str]]) -> None:
     """Lets some jobs multiply in 8 bits, which takes dims that are multiples of 16."""
     if rng.random() >= FLOAT8:
         return
-    blocks["train"]["precision"] = rng.choice(("fp8(emulate = true)", "fp8(rowwise, emulate = true)"))
+    gathers = ", all_gather = true" if rng.random() < 0.3 else ""
+    recipe = rng.choice((f"emulate = true{gathers}", "rowwise, emulate = true"))
+    blocks["train"]["precision"] = f"fp8({recipe})"
     network = re.sub(r"(?:(?<=width = )|(?<=hidden = ))\d+", "32", blocks["model"]["network"])
     network = re.sub(r"heads = \d+", "heads = 2", network)
     blocks["model"]["network"] = re.sub(r"widths = \[[^]]*\]", "widths = [32, 48]", network)

@@ -34,6 +34,7 @@ EXPERTS = GPT.replace(
 )
 DEEP = GPT.replace("layers = 3, width = 36", "layers = 4, width = 16")
 GPT_OF_16S = GPT.replace("width = 36", "width = 32")
+GATHERED = "fp8(emulate = true, all_gather = true)"
 TENSORWISE, ROWWISE = "fp8(emulate = true)", 'fp8(rowwise, skip = "head", emulate = true)'
 TIED = GPT.replace("vocab = 256", "vocab = 256, tie = true")
 WIDE = job_text(
@@ -215,8 +216,11 @@ JOBS: list[dict[str, str]] = [
     {"network": "experts", "context": "2", "ranks": "4", "zero": "3", "microbatches": "2", "recompute": "full"},
     {"network": "experts", "tensor": "2", "ranks": "4", "microbatches": "2", "recompute": "full"},
     {"network": "gpt of 16s", "tensor": "2", "precision": TENSORWISE, "microbatches": "2", "recompute": "full"},
+    {"network": "gpt of 16s", "zero": "3", "precision": GATHERED, "microbatches": "2", "recompute": "full"},
 ]
 MORE: list[dict[str, str]] = [
+    {"network": "gpt of 16s", "zero": "3", "ranks": "4", "replicas": "2", "microbatches": "2", "precision": GATHERED},
+    {"network": "gpt of 16s", "pipeline": "2", "zero": "3", "ranks": "4", "precision": GATHERED, "clip": "1.0"},
     {"network": "gpt of 16s", "tensor": "2", "precision": ROWWISE},
     {"network": "gpt of 16s", "tensor": "2", "ranks": "4", "zero": "3", "precision": ROWWISE, "recompute": "selective"},
     {"network": "gpt of 16s", "tensor": "2", "sequence": "false", "precision": ROWWISE, "recompute": "full"},

@@ -148,6 +148,34 @@ def test_each_plan_as_one_rank(folder: Path, launcher: Launcher, one_rank: Train
     agree(one_rank, other, losses=0.02, weights=None)
 
 
+GATHERED = PRECISION.format("tensorwise, all_gather = true")
+OTHERS = {
+    "": (TWO,),
+    "recomputed": (TWO, "memory.recompute=full", "parallelism.microbatches=2"),
+    "replicas": (FOUR, "parallelism.replicas=2", "train.clip=1.0"),
+    "pipeline": (FOUR, "parallelism.pipeline=2", "parallelism.microbatches=2"),
+    "context": (TWO, "parallelism.context=2"),
+    "compiled": (TWO, "train.compile=true"),
+    "tied": (TWO, "model.network.tie=true"),
+}
+
+
+@pytest.mark.parametrize(
+    "plan", [pytest.param(plan, marks=pytest.mark.slow if not plan else pytest.mark.long) for plan in OTHERS]
+)
+def test_a_gather_in_8_bits_has_the_numbers_of_one_in_32(folder: Path, launcher: Launcher, plan: str) -> None:
+    """Validations are of the weights of a step, and of their average."""
+    common = ("parallelism.zero=3", "data.validation=0.002%", "evaluate.every=2 steps", "train.ema=0.5", *OTHERS[plan])
+    wide, narrow = (
+        train_job(launcher, folder / "gpt.plt", f"train.precision={precision}", *common)
+        for precision in (PRECISION.format("tensorwise"), GATHERED)
+    )
+    for split in ("train", "validation"):
+        assert wide.losses(split) == narrow.losses(split), split
+    for name, weight in wide.weights.items():
+        np.testing.assert_array_equal(narrow.weights[name], weight, err_msg=name)
+
+
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:torch.get_autocast_gpu_dtype:DeprecationWarning")
 def test_a_network_of_transformers_as_a_loop_with_torchao(folder: Path, launcher: Launcher) -> None:
@@ -176,7 +204,7 @@ def test_the_account_of_a_traced_network_has_the_casts(folder: Path, monkeypatch
     assert abs(found.error) <= 0.02, (found.error, found.predicted, found.at_peak, found.when)
 
 
-EMULATED = "fp8(emulate = true)"
+EMULATED, GATHERING = "fp8(emulate = true)", "fp8(emulate = true, all_gather = true)"
 
 
 @pytest.mark.slow
@@ -194,6 +222,9 @@ EMULATED = "fp8(emulate = true)"
                 Case(network="mlp", precision=EMULATED, microbatches=4),
                 Case(ranks=2, precision=EMULATED),
                 Case(ranks=2, zero=3, precision=EMULATED),
+                Case(ranks=2, zero=3, precision=GATHERING),
+                Case(network="mlp", ranks=2, zero=3, precision=GATHERING, microbatches=2),
+                Case(ranks=2, zero=3, precision=GATHERING, recompute="full"),
                 Case(ranks=2, tensor=2, precision=EMULATED),
                 Case(network="mlp", ranks=2, tensor=2, precision="fp8(rowwise, emulate = true)"),
                 Case(network="llama", precision='fp8(rowwise, emulate = true, skip = "lm_head")'),

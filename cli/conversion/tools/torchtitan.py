@@ -127,7 +127,8 @@ def _read_float8(reader: KeyReader) -> None:
         reader.carry(f"{section}.{key}", f"train.precision = {text}")
     for key in ("enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp"):
         reader.name(
-            f"{section}.{key}", "parameters are gathered in 32 bits, and their scales follow where they are used"
+            f"{section}.{key}",
+            "parameters are gathered in 32 bits, or by `fp8(…, all_gather = true)` in 8, under `zero = 3`",
         )
 
 

@@ -1,5 +1,5 @@
-"""Rules for products in 8 bits: devices that have them, and plans and networks that torchao's layers fit. E0740 to
-E0743, W0742.
+"""Rules for products in 8 bits: devices that have them, plans and networks that torchao's layers fit, and plans that
+gather weights in 8 bits. E0740 to E0744, W0742.
 """
 
 from __future__ import annotations
@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dslc.compiler.ir.tensor_styles import EXPERT_STYLES, TensorStyle
-from dslc.compiler.model.float8 import MULTIPLE, SKIPPED, dense_layers, fits, float8_step
+from dslc.compiler.model.float8 import MULTIPLE, SKIPPED, dense_layers, fits, float8_step, gathered_weights
 from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.layout import Layout
-from dslc.compiler.placement.sharding import splits_backward
+from dslc.compiler.placement.sharding import sharding_of, splits_backward
 from dslc.compiler.placement.tensor_plan import TensorPlan
 from dslc.compiler.rules.model.adapters import targets_any
 from dslc.compiler.rules.model.name_patterns import unmatched_patterns
@@ -31,6 +31,8 @@ def check_float8(
     if layout is not None and not precision.emulate:
         yield from _check_device(job, layout)
     yield from _check_plan(job)
+    if precision.all_gather:
+        yield from _check_gather(job, precision, layout, model)
     if model is not None:
         yield from _check_layers(job, precision, model)
     if layout is not None and model is not None and cuts is not None and not cuts.uneven:
@@ -80,6 +82,59 @@ def _misfits(job: JobSpec) -> Iterator[tuple[str, str, Span | None, str]]:
             "the adapter",
             job.model.value_span("adapter"),
             remedy(set_field("train.precision", "bf16")),
+        )
+
+
+def _check_gather(
+    job: JobSpec, precision: Fp8, layout: Layout | None, model: ModelGraph | None
+) -> Iterator[Diagnostic]:
+    """Reports plans that do not gather weights in 8 bits."""
+    for fault, what, where, help in _gather_misfits(job, precision, layout, model):
+        notes = (Note(what, where),) if what else ()
+        yield Diagnostic("E0744", fault, precision.value_span("all_gather"), notes=notes, help=help)
+
+
+def _gather_misfits(
+    job: JobSpec, precision: Fp8, layout: Layout | None, model: ModelGraph | None
+) -> Iterator[tuple[str, str, Span | None, str]]:
+    """Yields each fault, with the feature, its place and a remedy."""
+    parallelism, without = job.parallelism, set_field("train.precision.all_gather", "false")
+    if precision.recipe != "tensorwise":
+        yield (
+            "the two passes cast a weight by other rows: no one cast serves both",
+            "the recipe",
+            precision.value_span("recipe"),
+            remedy(set_field("train.precision.recipe", "tensorwise"), "; or ", without),
+        )
+    if parallelism.zero != 3:
+        zero = ("`zero`", parallelism.value_span("zero"), remedy(set_field("parallelism.zero", 3), "; or ", without))
+        yield (f"`zero = {parallelism.zero}` does not gather weights for each pass", *zero)
+    elif layout is not None and (sharding := sharding_of(job, layout)).shards == 1:
+        where = parallelism.value_span("replicas" if sharding.replicas > 1 else "zero")
+        yield "each rank has all rows of each weight: nothing is gathered", "the plan", where, remedy(without)
+    elif layout is not None and model is not None:
+        names = gathered_weights(job, model)
+        for layer in dense_layers(model):
+            if f"{layer.name}.weight" in names and layer.rows % sharding.shards:
+                fault = f"the {layer.rows:,} rows of `{layer.name}` have no equal shares on {sharding.shards} ranks"
+                yield fault, "the plan", parallelism.value_span("zero"), remedy(without)
+                break
+    if parallelism.tensor > 1:
+        fault = "a rank of the tensor axis has a share of a weight, and casts it by the scale of that share"
+        yield fault, "the tensor axis", parallelism.value_span("tensor"), remedy(without)
+    if job.train.step is not None:
+        yield (
+            "the parts of a custom step are gathered one by one",
+            "the step",
+            job.train.value_span("step"),
+            remedy(without),
+        )
+    if "parameters" in job.memory.offload:
+        yield (
+            "weights in the host's memory travel to the device in 32 bits",
+            "the offload",
+            job.memory.value_span("offload"),
+            remedy(without),
         )
 
 
