@@ -57,12 +57,10 @@ from dslc.compiler.placement.losses import has_forward_ahead
 from dslc.compiler.placement.sharding import (
     fused_on,
     low_copy,
-    low_precision,
     optimizer_groups,
     zero1_partition,
 )
 from dslc.compiler.placement.staging import Staging
-from dslc.compiler.placement.workload import masks_documents
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.language.preferences import PreferenceLoss
@@ -179,15 +177,6 @@ class MemoryAccount:
         sample = self._model.input
         return self._samples_of_a_step * sample.bytes * (2 if sample.dtype == "int64" else 1)
 
-    def _mask_of_documents(self) -> int:
-        """Returns the bytes of the mask that keeps attention within documents, which all layers of a pass share: a
-        number for each pair of positions.
-        """
-        if not masks_documents(self._job, self._layout, self._model):
-            return 0
-        length = self._model.input.shape[0]
-        return int(self._samples) * length * length * (2 if low_precision(self._job) else 4)
-
     @property
     def _averages(self) -> bool:
         """True if the evaluated weights are not the weights that train."""
@@ -272,7 +261,7 @@ class MemoryAccount:
         """Enters an action of a stage."""
         self._first = stage.layers.start
         self._others = (
-            action.beside + self._mask_of_documents() + (self._whole.gradients if self._whole is not None else 0)
+            action.beside + self._rank.mask_of_documents + (self._whole.gradients if self._whole is not None else 0)
         )
         if kind in ("B", "I") and stage.of_loss:
             self._others += stage.output

@@ -32,9 +32,10 @@ from dslc.compiler.ir.nodes import LayerNode, ParameterNode
 from dslc.compiler.model.float8 import gathered_weights
 from dslc.compiler.placement.draws import draws_by_sample
 from dslc.compiler.placement.schedules import ScheduledAction, ScheduleTable
-from dslc.compiler.placement.sharding import channels_last, low_copy, offloaded, with_copies
+from dslc.compiler.placement.sharding import channels_last, low_copy, low_precision, offloaded, with_copies
 from dslc.compiler.placement.shares import largest
 from dslc.compiler.placement.staging import Staging, stages_with_whole_backward
+from dslc.compiler.placement.workload import masks_documents
 from dslc.dsl.record import Record, record
 
 RANDOM_STATE = 5056  # bytes of the CPU generator's state, as torch keeps it
@@ -171,6 +172,16 @@ class RankStages:
             for cut in range(max(0, stage - 1), min(stage + 1, len(stages) - 1)):
                 self.received += layout.microbatches * sizes.boundary_bytes(stages[cut][-1])
 
+    @cached_property
+    def mask_of_documents(self) -> int:
+        """Returns the bytes of a micro-batch's mask that keeps attention within documents, which all layers of a pass
+        share: a number for each pair of positions, the first of the rank's piece.
+        """
+        if not masks_documents(self._job, self._layout, self._model):
+            return 0
+        length = self._model.input.shape[0]
+        return int(self.samples * length * length) * (2 if low_precision(self._job) else 4)
+
     def halves(self, layer: int) -> Halves:
         return self._sizes.halves(self.layers[layer])
 
@@ -207,7 +218,7 @@ class RankStages:
             layer_sizes = [self.bytes[n] for n in layers]
             sizes[stage] = (
                 sum(layer.kept + (0 if layer.again else layer.copies) for layer in layer_sizes) - received[stage]
-            )
+            ) + self.mask_of_documents
         between_halves = [0 if stage in unsplit and stage else size for stage, size in enumerate(sizes)]
         for stage in self._ranges.keys() - unsplit:
             between_halves[stage] += self._between_halves(self._ranges[stage], stage + 1 == len(stages))

@@ -230,11 +230,12 @@ def document_end(job: JobSpec, source: SourceFacts) -> int | None:
 
 def masks_documents(job: JobSpec, layout: Layout, model: ModelGraph) -> bool:
     """Returns whether attention within documents takes a mask of all pairs of positions (runtime/model/documents.py):
-    on a GPU in 32 bits, with a window that is shorter than the sequence, and with dropout of its scores.
+    on a GPU in 32 bits, over a context axis, with a window that is shorter than the sequence, and with dropout of its
+    scores.
     """
     if not job.data.has_documents:
         return False
-    if layout.device == "cuda" and not low_precision(job):
+    if layout.sizes["context"] > 1 or (layout.device == "cuda" and not low_precision(job)):
         return True
     if model.traced is not None:
         return model.traced.documents_masked

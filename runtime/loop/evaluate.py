@@ -33,7 +33,7 @@ from dslc.runtime.data.splits import Split, range_of, samples_of
 from dslc.runtime.loop.metrics import Metrics
 from dslc.runtime.loop.stateful_metrics import StatefulMetric, Value, exchange, keeps
 from dslc.runtime.model.cross_sample_losses import WholeSum
-from dslc.runtime.parallel.context_parallel import answer_pieces, gather_output, piece_of
+from dslc.runtime.parallel.context_parallel import answer_pieces, gather_output, input_piece_of, piece_of
 from dslc.runtime.parallel.engine import do_nothing
 from dslc.runtime.parallel.loss_gather import gathered_samples
 from dslc.runtime.parallel.mesh import mesh_of
@@ -61,7 +61,7 @@ def evaluate(
     separable = [step for step in steps if full_evaluation is None or step.kind != "loss"]
     summed = Metrics([step for step in separable if not keeps(step)], job.loss, parts.device, answer_pieces(job))
     stateful = [StatefulMetric(step, job.loss, parts.device) for step in steps if keeps(step)]
-    mesh, cut = mesh_of(job), piece_of(job)
+    mesh, cut, cut_input = mesh_of(job), piece_of(job), input_piece_of(job, parts.plain)
     needs_logits = any(not _is_sum_of_losses(step, job.loss) for step in steps)
     with evaluating(parts):
         size = batch_size(job, place)
@@ -72,7 +72,7 @@ def evaluate(
         )
         for input, target, counts in pass_batches:
             own_target = cut(target)
-            output = forward(job, parts, cut(input), None if needs_logits else own_target)
+            output = forward(job, parts, cut_input(input), None if needs_logits else own_target)
             if output is None:
                 continue
             if full_evaluation is not None:

@@ -22,7 +22,7 @@ from dslc.runtime.data.sampler import micro_batches, steps_per_epoch
 from dslc.runtime.data.splits import sample_name
 from dslc.runtime.loop.evaluate import forward
 from dslc.runtime.measure.copy_digests import bit_sums
-from dslc.runtime.parallel.context_parallel import piece_of
+from dslc.runtime.parallel.context_parallel import input_piece_of, piece_of
 from dslc.runtime.process import random_numbers
 from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.technique.precision import autocast
@@ -79,11 +79,11 @@ def repeat(job: JobProgram, parts: TrainingComponents, batch: StepBatch, observa
     generators, state = _generators(parts.device), _state(parts.plain)
     if job.compiled:
         torch.compiler.set_stance("force_eager")  # a compiled module need not call its submodules' hooks
-    watch, cut, finite = _OutputWatch(parts), piece_of(job), True
+    watch, cut, cut_input, finite = _OutputWatch(parts), piece_of(job), input_piece_of(job, parts.plain), True
     for number, (input, target) in enumerate(batch.micro):
         watch.micro = number
         own_target = cut(target)
-        output = forward(job, parts, cut(input), own_target)
+        output = forward(job, parts, cut_input(input), own_target)
         if output is not None:
             with autocast(job.precision, parts.device):
                 finite &= math.isfinite(parts.loss(output, own_target).item())

@@ -75,7 +75,7 @@ def _predict(
     job: JobProgram, mode: PredictMode, place: RankPlace, parts: TrainingComponents, splits: Splits, run_dir: str
 ) -> None:
     samples, split_samples, numbers = in_order(job.data, splits, mode.split)
-    mesh, cut = mesh_of(job), context_parallel.piece_of(job)
+    mesh, cut = mesh_of(job), context_parallel.input_piece_of(job, parts.plain)
     tells = mesh.leads and mesh.coordinates["context"] == 0
     with PredictionPart(run_dir, place.rank) as part, evaluating(parts):
         for indices, counts in _batches(job, place, parts, len(split_samples)):

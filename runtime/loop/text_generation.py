@@ -28,7 +28,7 @@ from torch import Tensor
 from dslc.compiler.ir.program import GenerateStep, JobProgram, RankPlace
 from dslc.runtime.data.sources.text_codecs import CodecError, TextCodec, open_codec
 from dslc.runtime.loop.evaluate import batch_size, evaluating, forward
-from dslc.runtime.parallel.context_parallel import piece_of
+from dslc.runtime.parallel.context_parallel import input_piece_of
 from dslc.runtime.parallel.engine import do_nothing
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.process.job_line import mark_errors
@@ -130,7 +130,7 @@ class TextGenerator:
         batch = torch.tensor(
             [[*window, *[self._step.filler] * (length - len(window))] for window in windows], device=device
         )
-        output = forward(self._job, self._parts, piece_of(self._job)(batch))
+        output = forward(self._job, self._parts, input_piece_of(self._job, self._parts.plain)(batch))
         mesh = mesh_of(self._job)
         tokens = torch.zeros(len(texts), dtype=torch.int64, device=device)
         if output is not None and mesh.leads:

@@ -13,13 +13,18 @@ Contract: `apply` changes modules in place; names and parameters stay. The outpu
 the same as for its document alone, except for rounding. Without a mask, attention keeps the bytes that causal attention
 over the whole sequence keeps, and its arithmetic is that of the documents.
 
-Limits: the host reads where documents end, for which it waits on a GPU. What is seen depends on the last input that the
-model was given: a module is run again, for its gradient, before the next input. The kernel of a GPU has not run here.
+A stage of a pipeline, and a rank with a piece of each sequence, is given the tokens of the whole sequences besides
+(`see`). Over the context axis a rank's queries meet the keys of all pieces under a mask (context_parallel.py). A module
+that is run again, for its gradient, meets the documents of its first pass (recompute.py).
+
+Limits: the host reads where documents end, for which it waits on a GPU. The kernel of a GPU has not run here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -54,25 +59,23 @@ class DocumentRange(NamedTuple):
         return slice(self.row, self.row + 1), slice(None), slice(self.first, self.end)
 
 
-class Documents:
-    """The documents of the model's last input; `masks` if attention takes a mask wherever it runs."""
+class InputDocuments:
+    """The documents of an input, int64 of shape (batch, length): `token` ends one. `places` are positions within them.
 
-    def __init__(self, token: int, *, masks: bool = False) -> None:
-        self._token, self._is_masked = token, masks
-        self._numbers = self.places = torch.empty(0)
-        self._masks: dict[tuple[object, ...], Tensor] = {}
-        self._ranges: list[DocumentRange] | None = None
-        self._ends: Tensor | None = None
+    Of the pieces of a context axis the input is the whole sequence, and `places` are of piece `piece` of `pieces`.
+    """
 
-    def see(self, tokens: Tensor) -> None:
-        """Takes an input, int64 of shape (batch, length)."""
-        ends = tokens == self._token
+    def __init__(self, tokens: Tensor, token: int, piece: int = 0, pieces: int = 1) -> None:
+        ends = tokens == token
         self._numbers = ends.cumsum(1) - ends.long()  # a token that ends a document belongs to it
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         begins = F.pad(ends[:, :-1], (1, 0), value=True)
-        self.places = positions - torch.where(begins, positions, 0).cummax(1).values
-        self._masks.clear()
-        self._ranges = self._ends = None
+        places = positions - torch.where(begins, positions, 0).cummax(1).values
+        own = tokens.shape[1] // pieces
+        self.places = places[:, piece * own : (piece + 1) * own]
+        self._masks: dict[tuple[object, ...], Tensor] = {}
+        self._ranges: list[DocumentRange] | None = None
+        self._bounds: Tensor | None = None
 
     @property
     def ranges(self) -> list[DocumentRange]:
@@ -86,6 +89,65 @@ class Documents:
                         self._ranges.append(DocumentRange(row, first, end))
                         first = end
         return self._ranges
+
+    def bounds(self, length: int, device: torch.device) -> Tensor:
+        """Returns the first position of each document, and the end, of all rows one after another."""
+        if self._bounds is None:
+            ends = [document.row * length + document.end for document in self.ranges]
+            self._bounds = torch.tensor([0, *ends], dtype=torch.int32, device=device)
+        return self._bounds
+
+    @torch.no_grad()
+    def mask(self, dtype: torch.dtype, causal: bool, window: int | None, first: int = 0, length: int = 0) -> Tensor:
+        """Returns 0 where a query sees a key, else minus infinity: (batch, 1, queries, keys). The queries are `length`
+        positions from `first` on, by default all; keys after the last query are left out under a causal mask.
+        """
+        kind = (dtype, causal, window)
+        if kind not in self._masks:
+            numbers = self._numbers
+            end = first + (length or numbers.shape[1])
+            seen = numbers[:, :end] if causal else numbers
+            positions, queries = torch.arange(seen.shape[1], device=numbers.device), slice(first, end)
+            places = torch.arange(first, end, device=numbers.device)[:, None]
+            same_document = numbers[:, queries, None] == seen[:, None, :]
+            if causal:
+                same_document &= positions <= places
+            if window is not None:
+                same_document &= positions > places - window
+            mask = torch.zeros(same_document.shape, dtype=dtype, device=same_document.device)
+            self._masks[kind] = mask.masked_fill_(~same_document, float("-inf"))[:, None]
+        return self._masks[kind]
+
+
+class Documents:
+    """The documents of the input that the model is run with, `now`; `masks` if attention takes a mask wherever it runs.
+
+    `piece` is the number of this rank's piece of a sequence, of `pieces`.
+    """
+
+    now: InputDocuments
+
+    def __init__(self, token: int, *, masks: bool = False, piece: int = 0, pieces: int = 1) -> None:
+        self._token, self._is_masked, self._piece, self._pieces = token, masks, piece, pieces
+
+    def see(self, tokens: Tensor) -> None:
+        """Takes an input, int64 of shape (batch, length), of whole sequences."""
+        self.now = InputDocuments(tokens, self._token, self._piece, self._pieces)
+
+    @property
+    def places(self) -> Tensor:
+        """The position of each token in its document."""
+        return self.now.places
+
+    @contextlib.contextmanager
+    def revisit(self, seen: InputDocuments, within: contextlib.AbstractContextManager[object]) -> Iterator[None]:
+        """Goes back to an earlier input while the context lasts."""
+        later, self.now = self.now, seen
+        try:
+            with within:
+                yield
+        finally:
+            self.now = later
 
     def attend(
         self,
@@ -104,15 +166,15 @@ class Documents:
             low = torch.get_autocast_dtype(device)
             query, key, value = query.to(low), key.to(low), value.to(low)
         if not self._is_masked and dropout == 0 and query.shape[-1] == value.shape[-1]:
-            longest = max(document.length for document in self.ranges)
+            longest = max(document.length for document in self.now.ranges)
             if device == "cpu" and (window is None or window >= longest):
                 output: Tensor = _KernelAttention.apply(  # type: ignore[no-untyped-call]
-                    query, key, value, self.ranges, is_causal, scale
+                    query, key, value, self.now.ranges, is_causal, scale
                 )
                 return output
             if device == "cuda" and query.dtype in (torch.float16, torch.bfloat16) and (is_causal or window is None):
                 return self._varlen(query, key, value, is_causal, window, scale, longest)
-        mask = self._mask(query.dtype, is_causal, window)
+        mask = self.now.mask(query.dtype, is_causal, window)
         grouped = key.shape[1] != query.shape[1]
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=grouped
@@ -132,11 +194,8 @@ class Documents:
         from torch.nn.attention.varlen import varlen_attn
 
         batch, heads, length, _ = query.shape
-        if self._ends is None:
-            ends = [document.row * length + document.end for document in self.ranges]
-            self._ends = torch.tensor([0, *ends], dtype=torch.int32, device=query.device)
         queries, keys, values = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
-        bounds, sees = self._ends, (-1, -1)
+        bounds, sees = self.now.bounds(length, query.device), (-1, -1)
         if is_causal:
             sees = (window - 1 if window else -1, 0)
         grouped = key.shape[1] != heads
@@ -145,21 +204,6 @@ class Documents:
         )
         attended: Tensor = output.unflatten(0, (batch, length)).transpose(1, 2)
         return attended
-
-    @torch.no_grad()
-    def _mask(self, dtype: torch.dtype, causal: bool, window: int | None) -> Tensor:
-        kind = (dtype, causal, window)
-        if kind not in self._masks:
-            numbers = self._numbers
-            positions = torch.arange(numbers.shape[1], device=numbers.device)
-            same_document = numbers[:, :, None] == numbers[:, None, :]
-            if causal:
-                same_document &= positions <= positions[:, None]
-            if window is not None:
-                same_document &= positions > positions[:, None] - window
-            mask = torch.zeros(same_document.shape, dtype=dtype, device=same_document.device)
-            self._masks[kind] = mask.masked_fill_(~same_document, float("-inf"))[:, None]
-        return self._masks[kind]
 
 
 class _KernelAttention(torch.autograd.Function):
@@ -216,24 +260,43 @@ def _single_positions(ranges: list[DocumentRange]) -> tuple[list[int], list[int]
     return [document.row for document in singles], [document.first for document in singles]
 
 
-def apply(token: int | None, model: nn.Module, *, masks: bool = False) -> None:
-    """Keeps attention and positions of `model` within documents that `token` ends."""
+def apply(
+    token: int | None, model: nn.Module, *, masks: bool = False, piece: int = 0, pieces: int = 1, whole: bool = True
+) -> Documents | None:
+    """Keeps attention and positions of `model` within documents that `token` ends. A
+    model that is not run `whole`, with the tokens of whole sequences, gets these by `see`.
+    """
     if token is None:
-        return
-    documents = Documents(token, masks=masks)
+        return None
+    documents = Documents(token, masks=masks, piece=piece, pieces=pieces)
     if hasattr(model, "set_attn_implementation"):
         _apply_to_transformers(documents, model)
-        return
+        return documents
 
     def look(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         documents.see(inputs[0])
 
     for module in model.modules():
+        module.documents_of_input = documents  # type: ignore[assignment]
         if isinstance(module, Attention | GroupedAttention):
             module.attend = documents.attend
         elif isinstance(module, PositionalEmbedding):
             module.documents = documents
-    model.register_forward_pre_hook(look)
+    if whole:
+        model.register_forward_pre_hook(look)
+    return documents
+
+
+def documents_of(model: nn.Module) -> Documents | None:
+    """Returns the documents within which a model, or a module of one, stays."""
+    return getattr(model, "documents_of_input", None)
+
+
+def see(model: nn.Module, tokens: object) -> None:
+    """Gives a model the tokens of whole sequences, before it is run with a part of these, or with a stage's input."""
+    documents = documents_of(model)
+    if documents is not None and isinstance(tokens, Tensor):
+        documents.see(tokens)
 
 
 # ----------------------------------------------------------------------------------------------------- transformers

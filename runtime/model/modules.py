@@ -141,9 +141,11 @@ class Bottleneck(nn.Module):
 
 
 class DocumentPositions(Protocol):
-    """Knows the position of each token in its document, int64 of shape (batch, length)."""
+    """Knows the position of each token in its document."""
 
-    places: Tensor
+    @property
+    def places(self) -> Tensor:
+        """The positions, int64 of shape (batch, length)."""
 
 
 class PositionalEmbedding(nn.Module):

@@ -32,6 +32,7 @@ from dslc.compiler.ir.program import JobProgram
 from dslc.compiler.trace.private_torch import gather_with_gradient
 from dslc.compiler.trace.structures import map_tensors, tensors
 from dslc.runtime.model import llama_modules
+from dslc.runtime.model.documents import Documents, documents_of, see
 from dslc.runtime.model.llama_modules import GroupedAttention
 from dslc.runtime.model.losses import AnswerPieces
 from dslc.runtime.model.modules import Attention, PositionalEmbedding
@@ -55,7 +56,7 @@ def apply(job: JobProgram, model: nn.Module) -> None:
     assert group is not None
     for module in model.modules():
         if isinstance(module, Attention | GroupedAttention):
-            module.attend = functools.partial(attend, number=number, group=group)
+            module.attend = functools.partial(attend, number=number, group=group, documents=documents_of(model))
         if isinstance(module, PositionalEmbedding | GroupedAttention):
             module.piece = number
     if job.context is not None:
@@ -169,15 +170,24 @@ def attend(
     *,
     number: int,
     group: dist.ProcessGroup,
+    documents: Documents | None = None,
 ) -> Tensor:
-    """Returns the attention for this rank's queries, piece `number` of a sequence, (batch, heads, length, head_dim)."""
+    """Returns the attention for this rank's queries, piece `number` of a sequence, (batch, heads, length, head_dim);
+    within `documents` if there are any.
+    """
     first, own = number * query.shape[2], query.shape[2]
     # Not torch.distributed.nn's all_gather, whose gradient is wrong for permuted strides.
     gathered = gather_with_gradient(torch.stack((key, value)).contiguous(), dim=3, group=group)
     keys, values = gathered.unbind(0)
     if is_causal:
         keys, values = keys[:, :, : first + own], values[:, :, : first + own]
-    else:
+    if documents is not None:
+        dtype = (
+            torch.get_autocast_dtype(query.device.type) if torch.is_autocast_enabled(query.device.type) else query.dtype
+        )
+        mask = documents.now.mask(dtype, is_causal, window, first, own)
+        return _ATTENTION(query, keys, values, attn_mask=mask, enable_gqa=keys.shape[1] != query.shape[1])
+    if not is_causal:
         first = 0
     return llama_modules.attend(query, keys, values, is_causal=is_causal, window=window, first_position=first)
 
@@ -198,6 +208,19 @@ def piece_of(job: JobProgram) -> Callable[[object], object]:
         return tensor.narrow(1, number * own, own)
 
     return functools.partial(map_tensors, cut)
+
+
+def input_piece_of(job: JobProgram, model: nn.Module) -> Callable[[object], object]:
+    """Returns the function that takes this rank's piece of an input, within whose documents the model then stays."""
+    cut = piece_of(job)
+    if job.model.documents is None or (job.axes["context"] == 1 and job.pipeline is None):
+        return cut
+
+    def cut_input(tokens: object) -> object:
+        see(model, tokens)
+        return cut(tokens)
+
+    return cut_input
 
 
 def answer_pieces(job: JobProgram) -> AnswerPieces | None:

@@ -205,9 +205,16 @@ def _apply(job: JobProgram, plain: nn.Module, device: torch.device) -> None:
     mesh = mesh_of(job)
     sample_draws.apply(job.draws, plain, mesh.coordinates, mesh.sizes, device, compiled=bool(job.compiled))
     tensor_parallel.apply(job, plain)  # before `forward` is replaced, and before each rank's share is cut into rows
+    documents.apply(
+        job.model.documents,
+        plain,
+        masks=job.model.documents_masked,
+        piece=mesh.coordinates["context"],
+        pieces=mesh.sizes["context"],
+        whole=job.pipeline is None and job.axes["context"] == 1,
+    )
     context_parallel.apply(job, plain)
     expert_parallel.apply(job, plain)
-    documents.apply(job.model.documents, plain, masks=job.model.documents_masked)
     # Inside the gathering of parameters, which are then present when it runs again, and visible to the compiler. But
     # for modules that are recomputed whole and cut over a tensor axis, torch (2.13) would keep a mesh among the
     # tensors, and fail.

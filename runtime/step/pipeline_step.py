@@ -19,6 +19,7 @@ from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.trace.structures import named as named_leaves
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.data.sampler import share_of
+from dslc.runtime.model import documents
 from dslc.runtime.model.errors import LossError
 from dslc.runtime.model.losses import PairSum
 from dslc.runtime.model.tensor_names import named_tensors
@@ -86,6 +87,7 @@ def stepper(
 
         def enter(number: int) -> None:
             draws.enter(number)
+            documents.see(parts.plain, batch.micro[number][0])
             set_targets(parts.plain, job.loss, micro[number][1])
 
         schedule.run(micro, enter, balance.before_backward)

@@ -35,7 +35,7 @@ from dslc.compiler.ir.program import GradientStep, JobProgram, RankPlace, TrainM
 from dslc.compiler.placement.shares import deal_within
 from dslc.compiler.trace.structures import Structure, call, map_tensors
 from dslc.runtime.data.samples import Splits, batch_aside
-from dslc.runtime.parallel.context_parallel import piece_of
+from dslc.runtime.parallel.context_parallel import input_piece_of, piece_of
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.pipeline.pipeline import ScheduleRun
 from dslc.runtime.process.random_numbers import preserve_generators
@@ -172,9 +172,8 @@ def _microbatch(
     job: JobProgram, parts: TrainingComponents, splits: Splits, samples: int
 ) -> tuple[Structure, Structure]:
     pair = batch_aside(splits.train, torch.arange(samples) % job.data.train_samples)
-    cut = piece_of(job)
-    input, target = (cut(map_tensors(lambda tensor: tensor.to(parts.device), each)) for each in pair)
-    return input, target
+    input, target = (map_tensors(lambda tensor: tensor.to(parts.device), each) for each in pair)
+    return input_piece_of(job, parts.plain)(input), piece_of(job)(target)
 
 
 def _mean_seconds(job: JobProgram, run: Callable[[], None], device: torch.device) -> float:

@@ -101,7 +101,7 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
     engine, loss_sum, scaler = parts.engine, parts.loss, parts.scaler
     model, held, ranks = engine.model, engine.held, engine.scale
     precision, device = job.precision, parts.device
-    cut = context_parallel.piece_of(job)
+    cut, cut_input = context_parallel.piece_of(job), context_parallel.input_piece_of(job, parts.plain)
     aside = offload.activations(job, device)
     counted, parameters = own_count(job, parts), list(parts.plain.parameters())
     exchange = parts.exchange
@@ -115,7 +115,7 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
 
     def output_of(input: Structure, target: Structure) -> Structure:
         with aside(), autocast(precision, device), computes_losses(parts.plain, job.loss, cut(target)):
-            return run_model(cut(input))
+            return run_model(cut_input(input))
 
     draws = SampleDraws(job, place)
     ahead = PassesAhead(parts, output_of, draws.enter)
@@ -129,7 +129,7 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
         with aside(), autocast(precision, device):
             own_target = cut(target)
             with computes_losses(parts.plain, job.loss, own_target):
-                output = run_model(cut(input))
+                output = run_model(cut_input(input))
             loss = connected(loss_sum(output, own_target), output)
             return loss if varying is None else varying.touched(loss, output)
 

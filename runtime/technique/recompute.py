@@ -32,6 +32,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from dslc.compiler.ir.program import RecomputeStep
 from dslc.compiler.trace.private_torch import ATTENTION, AnyDropout, overloads_of, own_buffers
+from dslc.runtime.model.documents import Documents, documents_of
 from dslc.runtime.technique import sample_draws, sample_pass
 
 Context: TypeAlias = contextlib.AbstractContextManager[object]
@@ -60,7 +61,11 @@ def _recomputing(module: nn.Module, *, selective: bool) -> Callable[..., object]
         contexts = functools.partial(_drawing_alike, contexts)
     if by_sample:
         contexts = functools.partial(_of_same_samples, contexts)
-    plain = options | ({"context_fn": contexts} if selective or options["preserve_rng_state"] or by_sample else {})
+    documents = documents_of(module)
+    if documents is not None:
+        contexts = functools.partial(_of_same_documents, documents, contexts)
+    sees = by_sample or documents is not None
+    plain = options | ({"context_fn": contexts} if selective or options["preserve_rng_state"] or sees else {})
     writing_once = options | {"context_fn": functools.partial(_writing_once, module, contexts)}
     writes = any(True for _ in module.buffers())
 
@@ -105,6 +110,13 @@ def _of_same_samples(contexts: Contexts) -> tuple[Context, Context]:
     first, second = contexts()
     samples = sample_pass.current_pass()
     return first, _EachTime(lambda: sample_pass.replayed(samples, second))
+
+
+def _of_same_documents(documents: Documents, contexts: Contexts) -> tuple[Context, Context]:
+    """Returns the contexts of both passes; the second meets the documents of the input of the first."""
+    first, second = contexts()
+    seen = documents.now
+    return first, _EachTime(lambda: documents.revisit(seen, second))
 
 
 def _drawing_alike(contexts: Contexts) -> tuple[Context, Context]:

@@ -5,7 +5,7 @@ data {
 }
 
 parallelism {
-  pipeline = 2 #! E0329
+  pipeline = 2
 }
 
 train {

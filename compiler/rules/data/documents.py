@@ -92,8 +92,8 @@ def _of_network(job: JobSpec, model: ModelGraph | None) -> Iterator[Reason]:
 
 def _of_plan(job: JobSpec, layout: Layout | None) -> Iterator[Reason]:
     for axis in ("pipeline", "context"):
-        if layout is not None and layout.sizes[axis] > 1:
-            what = f"a rank of the {axis} axis does not see where the documents of a sequence end"
+        if layout is not None and layout.sizes[axis] > 1 and isinstance(job.model.network, TransformersNetwork):
+            what = f"the {axis} axis gives a network of the library no positions of documents"
             others = remove_field(f"parallelism.{axis}", "the data and the tensor axis")
             yield what, job.parallelism.value_span(axis), remedy(others, ", with `zero` where memory is short")
     if job.train.compile:

@@ -109,6 +109,18 @@ def test_the_loss_and_the_gradient_are_those_of_each_document_alone(tmp_path: Pa
     [
         ("gpt", ("devices.cpus=4", "parallelism.tensor=2", "parallelism.microbatches=2")),
         ("llama", ("devices.cpus=2", "parallelism.zero=3", "memory.recompute=full")),
+        ("gpt", ("devices.cpus=2", "parallelism.pipeline=2", "parallelism.microbatches=4", "memory.recompute=full")),
+        ("gpt", ("devices.cpus=2", "parallelism.context=2", "parallelism.microbatches=2")),
+        *(
+            pytest.param("llama", (f"devices.cpus={ranks}", *plan), marks=pytest.mark.long)
+            for ranks, plan in (
+                (2, ("parallelism.pipeline=2", "parallelism.microbatches=4")),
+                (2, ("parallelism.pipeline=2", "parallelism.schedule=zbv", "parallelism.microbatches=4")),
+                (2, ("parallelism.context=2", "memory.recompute=full", "parallelism.zero=3")),
+                (4, ("parallelism.context=2", "parallelism.pipeline=2", "parallelism.microbatches=2")),
+                (4, ("parallelism.context=2", "parallelism.tensor=2", "memory.recompute=selective")),
+            )
+        ),
         *(
             pytest.param("hub llama", ("devices.cpus=2", *plan), marks=pytest.mark.slow)
             for plan in (
@@ -242,13 +254,14 @@ def test_check_refuses_what_cannot_keep_documents_apart(tmp_path: Path) -> None:
     ("network", "settings", "masks"),
     [
         ("gpt", (), 0),
+        ("gpt", ("devices.cpus=2", "parallelism.context=2"), 0.5),
         ("llama", (), 1),
         ("llama", ("model.network.window=24",), 0),
         pytest.param("hub llama", (), 0, marks=pytest.mark.slow),
     ],
 )
 def test_a_mask_is_in_the_account_where_attention_takes_one(
-    tmp_path: Path, network: str, settings: tuple[str, ...], masks: int
+    tmp_path: Path, network: str, settings: tuple[str, ...], masks: float
 ) -> None:
     job = job_with(tmp_path, network)
     found = [
