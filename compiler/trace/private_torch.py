@@ -241,7 +241,6 @@ dump_memory_snapshot: Callable[[str], None] = torch.cuda.memory._dump_snapshot  
 # ------------------------------------------------------------------------------------------------ operators, autograd
 flash_attention_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_attention_on_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-plain_attention = torch.ops.aten._scaled_dot_product_attention_math  # by products, with its probabilities
 
 ATTENTION = (  # the operators that attention comes down to, by device
     "_scaled_dot_product_flash_attention_for_cpu",

@@ -13,6 +13,7 @@ for a rank's places in a draw that is cut, once.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import math
@@ -23,8 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dslc.compiler.trace.private_torch import plain_attention
 from dslc.runtime.technique import philox, philox_tensors
 from dslc.runtime.technique.sample_pass import ACTIVE, Buffer, DrawingLayer, SamplePass
 
@@ -234,15 +235,11 @@ def _attention_kernel(original: Any) -> Callable[..., Tensor]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        if dropout_p > 0 and _active(query) is not None:
-            attended: Tensor
-            attended, _ = plain_attention(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        is_by_sample = dropout_p > 0 and _active(query) is not None
+        with sdpa_kernel(SDPBackend.MATH) if is_by_sample else contextlib.nullcontext():
+            result: Tensor = original.call_boxed(
+                keys, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
-            return attended
-        result: Tensor = original.call_boxed(
-            keys, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
         return result
 
     return kernel

@@ -108,6 +108,9 @@ class Drawing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.drop(x) + torch.rand(x.shape, dtype=x.dtype)
         x = F.scaled_dot_product_attention(x, x, x, dropout_p=0.4, is_causal=True)
+        keys = torch.cat((x, x), -2)
+        mask = torch.ones(x.shape[-2], keys.shape[-2], dtype=torch.bool).tril(1)
+        x = x + F.scaled_dot_product_attention(x, keys, keys, mask, dropout_p=0.1)
         x = x * x.new_empty(len(x), 1, 1, 1).bernoulli_(0.7)
         y: Tensor = self.recurrent(x.flatten(1, 2))[0]
         return F.dropout(y.transpose(1, 2), 0.1)
