@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
+import shutil
 from collections.abc import Iterator
 
 import torch
@@ -117,5 +118,5 @@ def _high_half(x: Tensor) -> Tensor:
 
 @functools.cache
 def _has_kernel(device: torch.device) -> bool:
-    """True if Triton makes kernels for the device here."""
-    return device.type == "cuda" and has_triton()
+    """True if Triton makes kernels for the device here: it compiles what launches them by a C compiler."""
+    return device.type == "cuda" and has_triton() and any(map(shutil.which, ("cc", "gcc", "clang")))

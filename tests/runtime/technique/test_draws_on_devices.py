@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -90,6 +91,14 @@ def test_triton_makes_the_same_masks() -> None:
             np.testing.assert_array_equal(mask.numpy(), expected)
     """
     subprocess.run([sys.executable, "-c", code], env=os.environ | {"TRITON_INTERPRET": "1"}, check=True)
+
+
+def test_a_machine_without_a_c_compiler_takes_no_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    has_kernel = philox_tensors._has_kernel.__wrapped__
+    monkeypatch.setattr(philox_tensors, "has_triton", lambda: True)
+    assert has_kernel(torch.device("cuda", 0)) and not has_kernel(CPU)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not has_kernel(torch.device("cuda", 0))
 
 
 @pytest.mark.slow
