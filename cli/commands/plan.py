@@ -30,7 +30,7 @@ from dslc.dsl.words import plural
 from dslc.jobs.check_job import inspect, show
 from dslc.jobs.choose_plan import chosen_text, with_choice
 from dslc.jobs.lock import lock_path, write_lock
-from dslc.jobs.plan_file_input import is_plan_file, job_of, open_plan
+from dslc.jobs.plan_file_input import analysis_of_plan, is_plan_file, job_of, open_plan
 from dslc.runs.plan_file_output import file_of
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, CommandFailedError
 
@@ -40,12 +40,14 @@ _RUNNERS_UP = 10
 
 @record
 class OpenedPlan(Record):
-    """The plan of a job or of a plan file, its view, and what makes the contents of its file; a job's analysis."""
+    """The plan of a job or of a plan file, its view, and what makes the contents of its file. `analyse` returns the
+    analysis of its job, None if the job has another plan here.
+    """
 
     graph: PlanGraph
     view: PlanView
     text: Callable[[], str]
-    analysis: Analysis | None = None
+    analyse: Callable[[], Analysis | None]
 
 
 def plan_of(arguments: argparse.Namespace) -> OpenedPlan:
@@ -54,7 +56,8 @@ def plan_of(arguments: argparse.Namespace) -> OpenedPlan:
     if is_plan_file(arguments.job):
         opened_file = open_plan(arguments.job, report, _changes(arguments))
         plan_file = _require(report, opened_file)
-        return OpenedPlan(graph=plan_file.graph, view=plan_file.plan, text=plan_file.text)
+        analyse = partial(analysis_of_plan, plan_file, arguments.job)
+        return OpenedPlan(graph=plan_file.graph, view=plan_file.plan, text=plan_file.text, analyse=analyse)
     load_result = load(arguments.job, arguments.settings)
     analysis = inspect(load_result, report, trace=arguments.trace)
     if analysis is not None:
@@ -63,7 +66,7 @@ def plan_of(arguments: argparse.Namespace) -> OpenedPlan:
     if choice := chosen_text(analysis):
         print(plain(f"{choice}; `dslc plan {arguments.job} --why` shows its runners-up"), file=sys.stderr)
     text = partial(_file_text, compilation, load_result)
-    return OpenedPlan(graph=compilation.graph, view=compilation.plan, text=text, analysis=analysis)
+    return OpenedPlan(graph=compilation.graph, view=compilation.plan, text=text, analyse=lambda: analysis)
 
 
 def _file_text(compilation: Compiled, load_result: LoadResult) -> str:

@@ -35,7 +35,7 @@ def main(arguments: argparse.Namespace) -> int:
         _write_page(arguments.output, _pair_page(arguments))
     elif is_page:
         opened = _opened(arguments)
-        side = _side(arguments.job, arguments.job, opened.view, opened.analysis)
+        side = _side(arguments.job, arguments.job, opened.view, opened.analyse())
         _write_page(arguments.output, page([side], arguments.view))
     else:
         write(draw(_opened(arguments).view, arguments.view), arguments.output)

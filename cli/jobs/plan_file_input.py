@@ -10,17 +10,18 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
-from dslc.compiler.compile import Compiled
+from dslc.compiler.compile import Compiled, compile_plan
 from dslc.compiler.ir.program import TrainMode
 from dslc.compiler.plan_facts import differences, facts_of
 from dslc.compiler.plan_file import PlanFile, PlanFileError, read_plan
+from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.bounds import PLAN
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.files import TooLarge, read_bytes
 from dslc.dsl.language.registry import Range
 from dslc.dsl.meaning.load import LoadResult, load_kept
 from dslc.dsl.words import plural
-from dslc.jobs.check_job import inspect_for_run
+from dslc.jobs.check_job import inspect, inspect_for_run
 from dslc.jobs.prepare_run import ALONE, LaunchContext, Ready, detect_launcher, place_ranks
 from dslc.terminal.version import __version__
 
@@ -63,6 +64,16 @@ def job_of(made: PlanFile, path: str) -> LoadResult:
     name = os.path.normpath(os.path.join(folder, made.source.name))
     beside = os.path.abspath(os.path.join(folder, made.source.beside))
     return load_kept(dict(made.source.files), name, made.source.settings, beside)
+
+
+def analysis_of_plan(made: PlanFile, path: str) -> Analysis | None:
+    """Returns the analysis of the job of the plan that was read from `path`; None if the job has another plan here, as
+    where its data or a calibration differ.
+    """
+    report = Report()
+    analysis = inspect(job_of(made, path), report)
+    has_plan = analysis is not None and not report.errors and compile_plan(analysis).plan.hash == made.plan.hash
+    return analysis if has_plan else None
 
 
 def prepare_plan(

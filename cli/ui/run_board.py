@@ -24,7 +24,7 @@ from dslc.launching.run_state import RunState, run_states, runs_in
 from dslc.runs.metric_summary import MetricSummary, directions
 from dslc.runs.run_figures import curves
 from dslc.runtime.process.records import NAME as METRICS
-from dslc.runtime.process.records import Follower, Record, parse_record
+from dslc.runtime.process.records import Follower, Record, finite, parse_record
 from dslc.runtime.process.run_status import NAME as STATUS
 from dslc.ui.job_differences import (
     JOB,
@@ -219,7 +219,7 @@ class RunBoard:
 def _records(follower: Follower) -> Iterator[Record]:
     for line in follower.new():
         try:
-            yield parse_record(line.encode())
+            yield finite(parse_record(line.encode()))  # JSON has no word for other numbers
         except ValueError:
             continue  # written by another program
 

@@ -77,7 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(status, json.dumps(value, separators=(",", ":")), "application/json")
 
     def _reply(self, status: HTTPStatus, text: str, kind: str, nonce: str = "") -> None:
-        content = text.encode()
+        content = text.encode(errors="replace")
         own = f"'nonce-{nonce}'" if nonce else "'none'"
         policy = f"default-src 'none'; script-src {own}; style-src {own}; connect-src 'self'; base-uri 'none'"
         self.send_response(status)

@@ -40,6 +40,13 @@ def _cells(page: str) -> list[list[str]]:
     return [re.findall(r"<t[dh][^>]*>([^<]*)", row) for row in re.findall(r"<tr>.*?</tr>", page)]
 
 
+def _most_bytes(page: str) -> int | None:
+    """Returns the most that a rank holds in a pass of the first plan of the page."""
+    (data,) = re.findall(r'<script type="application/json" id="timeline">(.*?)</script>', page)
+    passes = [one for row in json.loads(data)["rows"] for one in row["passes"]]
+    return max((one[-1] for one in passes if one[-1] is not None), default=None)
+
+
 def test_a_run_is_shown_as_measured_and_two_plans_as_they_differ(run: Path, tmp_path: Path) -> None:
     page = _page(tmp_path, run)
     rows, report = _cells(page), json.loads((run / "report.json").read_text())
@@ -66,7 +73,11 @@ def test_a_run_is_shown_as_measured_and_two_plans_as_they_differ(run: Path, tmp_
         *(("plan", "-2"), ("timeline", "-2")),
     ]
 
-    assert _cells(_page(tmp_path, run / "plan.json")) == []
+    plain = _page(tmp_path, run / "plan.json")
+    assert _cells(plain) == []
+    for each, has_account in ((page, True), (plain, True), (pair, False)):  # the job still has that plan
+        assert (_most_bytes(each) is not None) is has_account
+    assert _most_bytes(page) == report["ranks"][0]["memory"]["predicted"]["peak"]
     assert dslc("render", run, "-o", tmp_path / "run.dot").returncode == 0
     refused = dslc("render", run, DIGITS, "-o", tmp_path / "pair.svg")
     assert refused.returncode == 2 and "two plans are shown by a page, a .html file" in refused.stderr

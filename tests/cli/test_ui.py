@@ -147,6 +147,15 @@ def test_curves_go_on_where_they_were(runs: Path) -> None:
         assert board.curves("lr=1.0", odd)["anew"]  # type: ignore[index]
 
 
+def test_a_number_that_is_not_finite_is_null(runs: Path) -> None:
+    with open(runs / "lr=0.1" / NAME, "a", encoding="utf-8") as file:
+        file.write('{"step": 9, "split": "train", "loss": NaN}\n{"step": 10, "split": "train", "loss": 1e999}\n')
+    board = board_of(runs)
+    curves = board.curves("lr=0.1", "")
+    assert curves is not None and curves["curves"][0]["points"][-2:] == ((9, None), (10, None))
+    json.dumps([curves, board.changes(0)], allow_nan=False)
+
+
 def test_a_long_run_is_sent_in_parts_each_thinned(runs: Path) -> None:
     with open(runs / "lr=0.1" / NAME, "w", encoding="utf-8") as file:
         file.writelines(f'{{"step": {n}, "split": "train", "loss": {n % 7}}}\n' for n in range(1, 50_001))

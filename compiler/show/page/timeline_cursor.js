@@ -14,7 +14,7 @@ const PARTS_NOTE = "State is what a rank holds between two steps, activations ar
 const MOMENTS_NOTE = "On top come what a layer works in, gradients made in the step and gathered parameters: the most during the "
   + "pass at the cursor. While a rank waits, this is not known.";
 const MEMORY_NOTE = "What a layer works in, gradients made in the step and gathered parameters come on top, at most up to the peak. "
-  + "A plan file does not have them: the page of a job does.";
+  + "Only the analysis of the job has them, and not a plan file.";
 const SAID_ROWS = 4; // rows that a screen reader hears at each move
 
 /** Returns what a row does and holds at a time. @param {TimelineRow} row @param {number} time @returns {Moment} */
