@@ -9,7 +9,7 @@ import hashlib
 import json
 
 from dslc.compiler.graph.plan_graph import PlanGraph
-from dslc.compiler.ir.codec import TAG, DecodeError, from_json, to_json
+from dslc.compiler.ir.codec import DecodeError, changed_fields, from_json
 from dslc.compiler.ir.records import Estimate, Job, NodeRecord, Relation
 from dslc.dsl.record import Record, record
 
@@ -27,9 +27,22 @@ def store(plan: PlanGraph) -> dict[str, object]:
     """Returns the graph for `json.dumps`."""
     return {
         "done": plan.done,
-        "nodes": [(name, _brief(node["record"])) for name, node in plan.graph.nodes.items()],
-        "edges": [(one, other, _brief(edge["relation"])) for (one, other), edge in plan.graph.edges.items()],
+        "nodes": [(name, changed_fields(node["record"])) for name, node in plan.graph.nodes.items()],
+        "edges": _edges(plan),
     }
+
+
+def _edges(plan: PlanGraph) -> list[tuple[str, str, object]]:
+    """Returns the edges for `json.dumps`; the many that share a relation share its dict."""
+    plain: dict[int, object] = {}
+    edges: list[tuple[str, str, object]] = []
+    for one, others in plan.graph.adjacency():
+        for other, edge in others.items():
+            relation = edge["relation"]
+            if id(relation) not in plain:
+                plain[id(relation)] = changed_fields(relation)
+            edges.append((one, other, plain[id(relation)]))
+    return edges
 
 
 def plan_hash(plan: PlanGraph) -> str:
@@ -39,11 +52,11 @@ def plan_hash(plan: PlanGraph) -> str:
     predict it by a calibration of its own.
     """
     nodes = [
-        (name, _brief(node["record"]))
+        (name, changed_fields(node["record"]))
         for name, node in plan.graph.nodes.items()
         if not isinstance(node["record"], Estimate)
     ]
-    return _digest(store(plan) | {"nodes": nodes})
+    return _digest({"done": plan.done, "nodes": nodes, "edges": _edges(plan)})
 
 
 def hash_without_lines(plan: PlanGraph, *, estimate: bool = True) -> str:
@@ -52,8 +65,10 @@ def hash_without_lines(plan: PlanGraph, *, estimate: bool = True) -> str:
     """
     excluded = (Job,) if estimate else (Job, Estimate)
     records = ((name, node["record"]) for name, node in plan.graph.nodes.items())
-    nodes = [(name, _without_lines(_brief(record))) for name, record in records if not isinstance(record, excluded)]
-    return _digest(store(plan) | {"nodes": nodes})
+    nodes = [
+        (name, _without_lines(changed_fields(record))) for name, record in records if not isinstance(record, excluded)
+    ]
+    return _digest({"done": plan.done, "nodes": nodes, "edges": _edges(plan)})
 
 
 def _without_lines(value: object) -> object:
@@ -64,15 +79,6 @@ def _without_lines(value: object) -> object:
 
 def _digest(data: dict[str, object]) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
-
-
-def _brief(value: Record) -> dict[str, object]:
-    made: dict[str, object] = {TAG: type(value).__name__} | to_json(value)
-    for name, default in value.record_defaults.items():
-        given = getattr(value, name)
-        if type(given) is type(default) and given == default:
-            del made[name]
-    return made
 
 
 def restore(data: object) -> PlanGraph:

@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 if TYPE_CHECKING:
     from cattrs import Converter
 
+    from dslc.dsl.record import Record
+
 TAG = "record"
 _SCALARS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", types.NoneType: "null"}
 
@@ -75,6 +77,13 @@ def _to_plain(value: object, choices: frozenset[type]) -> object:
     kind: type = type(value)
     if kind in _SCALARS:
         return value
+    if kind is tuple:  # before other kinds, as most values are one of these two
+        return tuple([_to_plain(each, choices) for each in value])  # type: ignore[attr-defined]
+    if is_dataclass(kind):
+        plain: dict[str, object] = {TAG: kind.__name__} if kind in choices else {}
+        for name, inner in fields_of(kind):
+            plain[name] = _to_plain(getattr(value, name), inner)
+        return plain
     if isinstance(value, StrEnum):
         return value.value
     if isinstance(value, list):
@@ -83,15 +92,25 @@ def _to_plain(value: object, choices: frozenset[type]) -> object:
         return tuple(_to_plain(each, choices) for each in value)
     if isinstance(value, Mapping):
         return {_to_plain(key, choices): _to_plain(each, choices) for key, each in value.items()}
-    if not is_dataclass(value):
-        return value
-    tag = {TAG: kind.__name__} if kind in choices else {}
-    return tag | {name: _to_plain(getattr(value, name), inner) for name, inner in _fields_of(kind)}
+    return value
+
+
+def changed_fields(record: Record) -> dict[str, object]:
+    """Returns the name of a record's class and, as `to_json` does, the fields that have not their default."""
+    kind: type = type(record)
+    defaults = record.record_defaults
+    plain: dict[str, object] = {TAG: kind.__name__}
+    for name, choices in fields_of(kind):
+        value = getattr(record, name)
+        if name in defaults and type(value) is type(defaults[name]) and value == defaults[name]:
+            continue
+        plain[name] = _to_plain(value, choices)
+    return plain
 
 
 @cache
-def _fields_of(kind: type) -> tuple[tuple[str, frozenset[type]], ...]:
-    """Returns the fields of a record that hold one of several classes, and the classes."""
+def fields_of(kind: type) -> tuple[tuple[str, frozenset[type]], ...]:
+    """Returns the fields of a record, each with the classes of which it holds one, if it may hold several."""
     names: dict[str, object] = {}
     for base in reversed(kind.__mro__):
         names |= vars(sys.modules[base.__module__])
