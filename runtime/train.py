@@ -154,6 +154,9 @@ class _TrainingRun:
         self._texts: TextWriter | None = None
         if job.generate is not None and job.observation is None:
             self._texts = TextWriter(job, place, parts, job.generate, run_dir, start.step, board.note)
+        self._evaluated_splits: tuple[str, ...] = ()
+        if job.observation is None:
+            self._evaluated_splits = evaluated(job.data) + (("training",) if job.evaluate_training else ())
         self._guard = NonFiniteGuard(job, place, parts, board, self._checkpoints)
         self._goals = Goals(job, parts.device, start.goals)
         self._phases = phase_clock(job, place, parts)
@@ -221,10 +224,12 @@ class _TrainingRun:
         """Returns `work`, which is called with each loss, after which the backward pass begins."""
         enter, after = self._enter, Phase.BACKWARD if self._job.pipeline is None else Phase.PASSES
 
+        numbers = [position_number(after, losses) for losses in range(self._job.microbatches + 1)]
+
         def entered(loss: Tensor) -> None:
-            self._losses += 1
+            losses = self._losses = self._losses + 1
             work(loss)
-            enter(position_number(after, self._losses))
+            enter(numbers[losses] if losses < len(numbers) else position_number(after, losses))
 
         return entered
 
@@ -278,11 +283,15 @@ class _TrainingRun:
         self._timed = told.stopped and self._board.timed
         if told.stopped and not self._timed and not self._checkpoints.on:
             return True
-        with self._phases.pause():
-            self._evaluate()
-            self._generate()
-        ended = told.stopped or bool(self._goals.reason)
-        if self._checkpoints.due(self._step, told.late or ended or self._goals.is_best(self._step)):
+        reason = self._goals.reason
+        if self._evaluates() or self._generates(reason):
+            with self._phases.pause():
+                self._evaluate()
+                self._generate()
+            reason = self._goals.reason
+        ended = told.stopped or bool(reason)
+        checkpoints, best = self._checkpoints, self._goals.is_best
+        if checkpoints.on and checkpoints.due(self._step, told.late or ended or best(self._step)):
             self._enter(Phase.CHECKPOINT)
             with self._phases.pause():
                 guard.state()
@@ -316,7 +325,8 @@ class _TrainingRun:
         self._enter(Phase.BEGIN)
         if self._place.rank == 0:
             late = job.max_time is not None and self._seconds >= job.max_time
-            board.answer(next_wait(job, self._step), timed=late)
+            if late or board.stop_requested:
+                board.answer(next_wait(job, self._step), timed=late)
 
     def _rate_after(self, steps: int) -> float | None:
         """Returns the learning rate of the step after `steps` steps, without the factor of a plateau. Returns None
@@ -348,11 +358,15 @@ class _TrainingRun:
             for text in self._slow.follow(self._step - self._first, told.phases):
                 note(self._run_dir, text)
 
+    def _evaluates(self) -> bool:
+        """True if splits are evaluated after this step, or before the first."""
+        step = self._step
+        return bool(self._evaluated_splits) and (step == 0 or self._timed or is_evaluated(self._job, step))
+
     def _evaluate(self) -> None:
         """Evaluates the splits that the job asks for, if it does after this step, or before the first."""
-        job, step = self._job, self._step
-        splits = evaluated(job.data) + (("training",) if job.evaluate_training else ())
-        if not splits or job.observation is not None or not (step == 0 or self._timed or is_evaluated(job, step)):
+        job, step, splits = self._job, self._step, self._evaluated_splits
+        if not self._evaluates():
             return
         self._enter(Phase.EVALUATION)
         progress = partial(self._enter, Phase.EVALUATION)
@@ -370,10 +384,13 @@ class _TrainingRun:
             self._hooks.evaluated({**together, **of_training})
         self._replicas.compare(step)
 
+    def _generates(self, reason: str) -> bool:
+        """True if texts are due after this step, or the training ends with it, for a `reason` or by its time."""
+        return self._texts is not None and (self._timed or bool(reason) or self._texts.is_due(self._step))
+
     def _generate(self) -> None:
         """Has the network continue the job's prompts, after a step in which that is due."""
-        last = self._timed or bool(self._goals.reason)
-        if self._texts is None or not (last or self._texts.is_due(self._step)):
+        if self._texts is None or not self._generates(self._goals.reason):
             return
         self._enter(Phase.GENERATION)
         self._order.note_generation()

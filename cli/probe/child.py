@@ -43,6 +43,7 @@ def import_torch_for_children() -> None:
     """
     with contextlib.suppress(ImportError, OSError):  # each child meets it again, and tells it with what needs torch
         import dslc.compiler.trace.trace_source
+        import dslc.runtime.data.sources.open_sources
         import dslc.runtime.loop.stateful_metrics
         import dslc.runtime.model.losses  # noqa: F401
 

@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from dslc.compiler.ir.program import DataStep, RankPlace
 from dslc.compiler.trace.private_torch import hide_worker
 from dslc.compiler.trace.structures import map_tensors
-from dslc.runtime.data.sampler import batch_samples, micro_batches, shares, sizes_of, split_indices, steps_per_epoch
+from dslc.runtime.data.sampler import RankOrder, batch_samples, shares, sizes_of, split_indices, steps_per_epoch
 from dslc.runtime.data.samples import Marks, Pair, Samples, SourceError, Splits, batch_aside
 from dslc.runtime.data.splits import Split
 from dslc.runtime.process.error_text import error_text
@@ -98,18 +98,19 @@ def read_batches(
 def _in_line(
     step: DataStep, samples: Samples, place: RankPlace, microbatches: int, numbers: range, device: torch.device
 ) -> Iterator[StepBatch]:
+    if samples.is_structure:
+        order = RankOrder(step, place, microbatches)
+        for number in numbers:
+            pieces = order.micro_batches(number)
+            made = [_moved(samples.batch(indices, order.current_epoch), device) for indices in pieces]
+            yield StepBatch(made, order.samples, order.current_epoch, number)
+        return
     per_epoch, full = steps_per_epoch(step), step.visited // step.batch
     at_once = 1  # steps, until the size of one is known
     number = numbers.start
     while number < numbers.stop:
         epoch, k = divmod(number, per_epoch)
         count = max(1, min(at_once, full - k, numbers.stop - number))
-        if samples.is_structure:
-            pieces = micro_batches(step, place, microbatches, epoch, k)
-            made = [_moved(samples.batch(indices, epoch), device) for indices in pieces]
-            yield StepBatch(made, batch_samples(step, k), epoch, number)
-            number += 1
-            continue
         _, _, sizes = sizes_of(step, place, microbatches, k)
         pair = samples.batch(shares(step, place, epoch, k, count), epoch)
         if not samples.by_process:
@@ -189,17 +190,16 @@ class _StreamBatches(IterableDataset[Any]):
         self.step, self.splits, self.place, self.microbatches, self.numbers = step, splits, place, microbatches, numbers
 
     def __iter__(self) -> Iterator[StepBatch | HandedError]:
-        per_epoch, stream = steps_per_epoch(self.step), self.splits.stream
+        order, stream = RankOrder(self.step, self.place, self.microbatches), self.splits.stream
         assert stream is not None
         for number in self.numbers:
-            epoch, k = divmod(number, per_epoch)
-            pieces = micro_batches(self.step, self.place, self.microbatches, epoch, k)
+            pieces = order.micro_batches(number)
             try:
-                made = [self.splits.train.batch(indices, epoch) for indices in pieces]
+                made = [self.splits.train.batch(indices, order.current_epoch) for indices in pieces]
             except BaseException as error:  # any kind, that of `sys.exit` too: the user's code runs
                 yield _to_be_raised(error)
                 return
-            yield StepBatch(made, batch_samples(self.step, k), epoch, number, stream.marks())
+            yield StepBatch(made, order.samples, order.current_epoch, number, stream.marks())
 
     def in_line(self, device: torch.device) -> Iterator[StepBatch]:
         return self._moved_batches(self, device)
@@ -303,22 +303,20 @@ class _Batched(Dataset[Any]):
 
 def _order(step: DataStep, place: RankPlace, microbatches: int, numbers: range) -> Iterator[tuple[Tensor, int]]:
     """Yields the indices of a rank's micro-batches, step after step, each with the epoch."""
-    per_epoch = steps_per_epoch(step)
+    order = RankOrder(step, place, microbatches)
     for number in numbers:
-        epoch, k = divmod(number, per_epoch)
-        for indices in micro_batches(step, place, microbatches, epoch, k):
-            yield indices, epoch
+        for indices in order.micro_batches(number):
+            yield indices, order.current_epoch
 
 
 def _by_processes(
     step: DataStep, samples: Samples, place: RankPlace, microbatches: int, numbers: range, device: torch.device
 ) -> Iterator[StepBatch]:
-    per_epoch = steps_per_epoch(step)
     loaded = _loader(step, samples, place, _order(step, place, microbatches, numbers), device)
+    order = RankOrder(step, place, microbatches)
     for number in numbers:
-        epoch, k = divmod(number, per_epoch)
-        _, _, sizes = sizes_of(step, place, microbatches, k)
-        yield StepBatch([next(loaded) for _ in sizes], batch_samples(step, k), epoch, number)
+        micro = [next(loaded) for _ in order.micro_batches(number)]
+        yield StepBatch(micro, order.samples, order.current_epoch, number)
 
 
 def _loader(

@@ -6,7 +6,8 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TypeAlias
+from types import NoneType
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
@@ -58,18 +59,18 @@ def stacked(samples: list[Structure], path: str = "") -> Structure:
     Raises UnevenSamples.
     """
     first, kind = samples[0], type(samples[0])
-    if any(type(each) is not kind for each in samples):
+    if len(set(map(type, samples))) > 1:
         return _flattened(samples, path)
     # What most samples are, part by part: torch's pytrees take 40 us for each sample.
     if kind in _LEAVES:
         return _stack(samples, path)
-    if (kind is tuple or kind is list) and len({len(each) for each in samples}) == 1:
+    if (kind is tuple or kind is list) and len(set(map(len, samples))) == 1:
         return kind([stacked([*column], f"{path}[{n}]") for n, column in enumerate(zip(*samples, strict=True))])
     if kind is dict and all(each.keys() == first.keys() for each in samples):
         return {key: stacked([each[key] for each in samples], f"{path}[{key!r}]") for key in first}
     if dataclasses.is_dataclass(kind) and (names := _init_fields(kind)) is not None:
         columns = {name: [getattr(each, name) for each in samples] for name in names}
-        if not any(value is None for column in columns.values() for value in column):
+        if not any(NoneType in map(type, column) for column in columns.values()):
             return kind(**{name: stacked(column, f"{path}.{name}") for name, column in columns.items()})
     return _flattened(samples, path)
 
@@ -98,7 +99,8 @@ def _stack(values: Sequence[object], path: str) -> object:
     if not isinstance(values[0], Tensor | np.ndarray | np.generic | float | int):
         return list(values)
     try:
-        return torch.stack([_tensor(value) for value in values])
+        is_plain = set(map(type, values)) == {Tensor}
+        return torch.stack(cast("list[Tensor]", list(values)) if is_plain else [_tensor(value) for value in values])
     except (TypeError, RuntimeError, ValueError) as error:
         raise unstackable(values, path or "one", error) from error
 

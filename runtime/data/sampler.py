@@ -169,6 +169,33 @@ def micro_batches(step: DataStep, place: RankPlace, microbatches: int, epoch: in
     return (share,) if len(sizes) == 1 else share.split(sizes)
 
 
+class RankOrder:
+    """The micro-batches of one rank, step after step, as `micro_batches` gives them. `current_epoch` and `samples`, of
+    the global batch, are those of the last step asked for.
+    """
+
+    def __init__(self, step: DataStep, place: RankPlace, microbatches: int) -> None:
+        self._step, self._place, self._microbatches = step, place, microbatches
+        self._per_epoch, self._full = steps_per_epoch(step), step.visited // step.batch
+        self._cuts: dict[int, tuple[int, int, list[int]]] = {}  # by the samples of a global batch
+        self._order: Tensor | None = None  # of the epoch
+        self.current_epoch, self.samples = -1, 0
+
+    def micro_batches(self, number: int) -> tuple[Tensor, ...]:
+        """Returns the indices of the micro-batches of step `number` of the training."""
+        step = self._step
+        epoch, k = divmod(number, self._per_epoch)
+        if epoch != self.current_epoch:
+            self.current_epoch, self._order = epoch, None if step.stream is not None else permutation(step, epoch)
+        self.samples = step.batch if k < self._full else step.last
+        cut = self._cuts.get(self.samples)
+        if cut is None:
+            cut = self._cuts[self.samples] = sizes_of(step, self._place, self._microbatches, k)
+        start, stop, sizes = k * step.batch + cut[0], k * step.batch + cut[1], cut[2]
+        share = torch.arange(start, stop) if self._order is None else self._order[start:stop]
+        return (share,) if len(sizes) == 1 else share.split(sizes)
+
+
 def split_indices(step: DataStep, split: Split, place: RankPlace) -> Tensor:
     """Returns this rank's contiguous share of the samples of a split (int64), which may be empty."""
     first, samples = range_of(step, split)

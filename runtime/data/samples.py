@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
+from types import NoneType
 from typing import Any, ClassVar, NoReturn, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 from dslc.compiler.trace.structures import Structure
 from dslc.runtime.data.collating import Collate, UnevenSamples, stacked, unstackable
 from dslc.runtime.process.job_line import mark_during
-from dslc.runtime.process.random_numbers import begin_sample, preserve_generators
+from dslc.runtime.process.random_numbers import BatchDraws, begin_sample, preserve_generators
 from dslc.runtime.process.user_code import UserObject
 
 Pair: TypeAlias = tuple[Structure, Structure]  # input and target: tensors, or structures of them
@@ -123,6 +124,7 @@ class FetchedSamples:
     part: str = "train"
     collate: Collate | None = None
     whole: bool = False
+    _draws: BatchDraws = field(default_factory=BatchDraws, init=False, repr=False, compare=False)
     by_process: ClassVar[bool] = True
 
     @property
@@ -134,22 +136,26 @@ class FetchedSamples:
 
     def batch(self, indices: Tensor, epoch: int = 0) -> Pair:
         numbers = indices.tolist()
-        return self.make_batch([self.sample(epoch, index) for index in numbers], numbers)
+        return self.make_batch(self._draws.make((self.seed, self.part, epoch), numbers, self._fetch), numbers)
 
     def make_batch(self, samples: list[Structure], numbers: Sequence[int] = ()) -> Pair:
         """Returns the batch of some samples, which have these numbers in the data set, if they have some."""
         if self.collate is not None:
-            if self.collate is stacked:
+            if self.collate is stacked and NoneType in map(type, samples):
                 self._refuse(samples, numbers, [sample is None for sample in samples], "a structure of tensors")
             return self.collated(samples, numbers)
-        wrong = [not isinstance(pair, Sequence) or len(pair) != 2 for pair in samples]
-        self._refuse(samples, numbers, wrong, "a pair (input, target)")
+        if set(map(type, samples)) != {tuple} or set(map(len, samples)) != {2}:
+            wrong = [not isinstance(pair, Sequence) or len(pair) != 2 for pair in samples]
+            self._refuse(samples, numbers, wrong, "a pair (input, target)")
         inputs, targets = ([pair[part] for pair in samples] for part in (0, 1))
         return self._stack(inputs, numbers, "input"), self._stack(targets, numbers, "target")
 
     def sample(self, epoch: int, index: int) -> Structure:
         """Returns one sample as the data set gives it, drawn with its own random numbers."""
         begin_sample(self.seed, self.part, epoch, index)
+        return self._fetch(index)
+
+    def _fetch(self, index: int) -> Structure:
         try:
             return self.dataset[index]
         except BaseException as error:  # any kind, that of `sys.exit` too: the user's code runs
@@ -191,7 +197,8 @@ class FetchedSamples:
         if not items:
             return torch.empty(0)
         try:
-            return as_seen(torch.stack([torch.as_tensor(item) for item in items]))
+            is_plain = set(map(type, items)) == {Tensor}
+            return as_seen(torch.stack(items if is_plain else [torch.as_tensor(item) for item in items]))
         except (TypeError, RuntimeError, ValueError) as error:
             self._refuse_stacking(unstackable(items, f"the {part}", error), numbers)
 

@@ -43,6 +43,8 @@ class StepReduction:
         self._job, self._place, self._parts, self._clock = job, place, parts, phases
         self._board, self._guard, self._checkpoints, self._goals = board, guard, checkpoints, goals
         self._samples = 1
+        self._always_waits = _waits_always(job)
+        self._may_save = checkpoints.on or goals.some
         self.enter(0)
 
     def enter(self, step: int) -> None:
@@ -61,7 +63,7 @@ class StepReduction:
                 self.agree(total, number)
             if self.loss is not None:
                 guard.check_total(batch, self.guarded)
-        if guard.stops and (step == job.steps or self._stops() or self._may_be_saved()):
+        if guard.stops and (step == job.steps or self._stops() or (self._may_save and self._may_be_saved())):
             with collectives.exclude_collectives():
                 guard.gradients()
 
@@ -130,7 +132,7 @@ class StepReduction:
 
     def _stops(self) -> bool:
         job, step = self._job, self._step
-        return step < job.steps and _waits(job, step) and self._board.leaves(step)
+        return step < job.steps and (self._always_waits or _logged(job, step)) and self._board.leaves(step)
 
 
 def _logged(job: JobProgram, step: int) -> bool:
@@ -139,7 +141,11 @@ def _logged(job: JobProgram, step: int) -> bool:
 
 def _waits(job: JobProgram, step: int) -> bool:
     """True if the host waits in this step for a collective that rank 0 takes part in (process/stop.py)."""
-    return (job.device == "cpu" and job.gradients.kind != "local") or _logged(job, step)
+    return _waits_always(job) or _logged(job, step)
+
+
+def _waits_always(job: JobProgram) -> bool:
+    return job.device == "cpu" and job.gradients.kind != "local"
 
 
 def next_wait(job: JobProgram, step: int) -> int:

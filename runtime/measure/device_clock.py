@@ -22,6 +22,11 @@ class DeviceClock:
         event.record()
         return event
 
+    @property
+    def is_host(self) -> bool:
+        """True if marks are moments of the host, which are past at once."""
+        return self._device is None
+
     def is_past(self, mark: Mark) -> bool:
         """True if the device has come past a mark; asks without waiting."""
         return not isinstance(mark, torch.cuda.Event) or mark.query()

@@ -29,8 +29,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
@@ -50,8 +49,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _StepMarks:
+class _StepMarks(NamedTuple):
     """The marks of one step; `ready`, of its last gradient, where the engine shows it."""
 
     begin: Mark
@@ -136,18 +134,41 @@ class PhaseClock:
             result = work(batch)
             end = mark()
             passed, resumed = (end, end) if self._by_user else (self._passed, self._resumed)
-            self._pending.append(_StepMarks(begin=begin, ready=self._ready, passed=passed, resumed=resumed, end=end))
+            self._pending.append(_StepMarks(begin, self._ready, passed, resumed, end))
             self._steps += 1
             self._data, self._wait = self._data + self._wait, 0.0
             self._until = time.perf_counter()
             self._read_marks()
             return result
 
+        return self._wrap_on_host(work) if self._clock.is_host else marked
+
+    def _wrap_on_host(self, work: Callable[[StepBatch], Result]) -> Callable[[StepBatch], Result]:
+        """Returns the same on the host's clock, whose marks are numbers that are read at once."""
+        clock, by_user = time.perf_counter, self._by_user
+
+        def marked(batch: StepBatch) -> Result:
+            passed: float
+            resumed: float
+            begin = clock()
+            result = work(batch)
+            end = self._until = clock()
+            passed, resumed = (end, end) if by_user else (self._passed, self._resumed)  # type: ignore[assignment]
+            ready: float = passed if self._ready is None else self._ready  # type: ignore[assignment]
+            self._passes += ready - begin
+            self._exposed += passed - ready
+            self._update += end - resumed
+            self._data += self._wait
+            self._wait = 0.0
+            self._steps += 1
+            self._read += 1
+            return result
+
         return marked
 
     def wrap_between(self, work: Between) -> Between:
         """Returns `work`, which is called between passes and update, with marks around it."""
-        mark = self._clock.mark
+        mark = time.perf_counter if self._clock.is_host else self._clock.mark
 
         def marked(batch: StepBatch, total: Tensor, number: int | Tensor) -> None:
             self._passed = mark()

@@ -61,13 +61,17 @@ class StepContext:
         self._close, self._seen, self._group, self._sharded = close, seen, group, sharded
         self._scaler = torch.amp.GradScaler(device.type, enabled=False) if scaler is None else scaler
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._selections: dict[tuple[str, ...], dict[str, nn.Parameter]] = {}  # by the parts that an update names
         self.norm: Tensor | None = None
 
     def update(self, losses: Tensor | tuple[Tensor, Tensor], *parts: str) -> None:
         """Updates some parts of the model, or all, by the mean over all ranks of losses, or of a pair (sum, count).
         Raises LossError.
         """
-        with torch.autocast(self.device.type, enabled=False):
+        if torch.is_autocast_enabled(self.device.type):
+            with torch.autocast(self.device.type, enabled=False):
+                self._update(*_summed(losses), parts)
+        else:
             self._update(*_summed(losses), parts)
         torch.clear_autocast_cache()  # which has copies of parameters as they were before
 
@@ -95,8 +99,8 @@ class StepContext:
             self._sharded.let_go({*taken})
 
     def _selected_parameters(self, parts: tuple[str, ...]) -> dict[str, nn.Parameter]:
-        if not parts:
-            return self._parameters
+        if not parts or parts in self._selections:
+            return self._selections[parts] if parts else self._parameters
         found = {
             name: parameter
             for name, parameter in self._parameters.items()
@@ -104,6 +108,7 @@ class StepContext:
         }
         if not found:
             raise LossError(f"the model has no parameters under {' or '.join(parts)}, which the step updates")
+        self._selections[parts] = found
         return found
 
     @torch.no_grad()

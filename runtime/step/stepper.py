@@ -40,7 +40,7 @@ from dslc.runtime.step.forward_ahead import PassesAhead, StepBalanceLoss
 from dslc.runtime.step.full_batch import WholeBatch
 from dslc.runtime.technique import dynamo, offload
 from dslc.runtime.technique.chunked_head import computes_losses
-from dslc.runtime.technique.precision import autocast
+from dslc.runtime.technique.precision import autocast, has_autocast
 from dslc.runtime.technique.sample_draws import SampleDraws
 
 
@@ -126,14 +126,19 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
         loss_sum = together.loss
 
     def forward(input: Structure, target: Structure) -> Tensor:
-        with aside(), autocast(precision, device):
-            own_target = cut(target)
-            with computes_losses(parts.plain, job.loss, own_target):
-                output = run_model(cut_input(input))
-            loss = connected(loss_sum(output, own_target), output)
-            return loss if varying is None else varying.touched(loss, output)
+        own_target = cut(target)
+        with computes_losses(parts.plain, job.loss, own_target) if job.loss.head else nothing:
+            output = run_model(cut_input(input))
+        loss = connected(loss_sum(output, own_target), output)
+        return loss if varying is None else varying.touched(loss, output)
 
-    forward = ahead.wrap(forward)
+    def forward_in_contexts(input: Structure, target: Structure) -> Tensor:
+        with aside(), autocast(precision, device):
+            return forward(input, target)
+
+    nothing = contextlib.nullcontext()
+    has_contexts = has_autocast(precision) or "activations" in job.offload
+    run_forward = ahead.wrap(forward_in_contexts if has_contexts else forward)
     varying: Varying | None = None
     # A structure's loss may be a constant, where nothing of a batch counts: no parameter is used then.
     always = job.gradients.kind != "none" or not job.data.structured
@@ -162,13 +167,13 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
         for micro, (other_input, other_target) in enumerate(others):
             draws.enter(micro)
             with held():
-                loss = forward(other_input, other_target)
+                loss = run_forward(other_input, other_target)
                 agreed()
                 seen(loss)
                 balance.before_backward()
                 total = _sum(total, backward(loss, number))
         draws.enter(len(others))
-        loss = forward(input, target)
+        loss = run_forward(input, target)
         agreed()
         seen(loss)
         balance.before_backward()
@@ -208,7 +213,6 @@ def own_count(
     everywhere = axis is not None or job.axes["context"] > 1
     group = mesh.group(*(AXES if everywhere else ("data",))) if job.world_size > 1 else None
 
-    @torch.no_grad()
     def count_losses(samples: int, parameters: Sequence[Tensor], by_itself: bool) -> int | Tensor:
         number, further = loss.take_counts()
         if everywhere:
@@ -218,14 +222,15 @@ def own_count(
         parts.further.update(further)
         if group is None and isinstance(number, int) and number == samples:
             return number
-        number = torch.as_tensor(number, dtype=torch.float64, device=parts.device)
-        if by_itself:
-            number *= job.world_size
-        elif group is not None:
-            dist.all_reduce(number, group=group)
-        if rows := _rows(parameters):
-            wide = torch.promote_types(rows[0].dtype, torch.float32)
-            scale_all(rows, (samples / number.clamp(min=1)).to(wide))
+        with torch.no_grad():
+            number = torch.as_tensor(number, dtype=torch.float64, device=parts.device)
+            if by_itself:
+                number *= job.world_size
+            elif group is not None:
+                dist.all_reduce(number, group=group)
+            if rows := _rows(parameters):
+                wide = torch.promote_types(rows[0].dtype, torch.float32)
+                scale_all(rows, (samples / number.clamp(min=1)).to(wide))
         return number
 
     return count_losses
@@ -234,7 +239,7 @@ def own_count(
 def updater(job: JobProgram, parts: TrainingComponents, looks: StepCallbacks) -> Callable[[], Tensor | None]:
     """Returns the function that clips, updates and drops the gradient, and returns its norm if asked for."""
     optimizer, scaler, clip = parts.optimizer, parts.scaler, clipper(job, parts)
-    scaled, plain_step = scaler.is_enabled(), dynamo.plain_step(optimizer)
+    scaled, plain_step, zero_grad = scaler.is_enabled(), dynamo.plain_step(optimizer), dynamo.plain_zero_grad(optimizer)
     exchange = parts.exchange
     before, after = (
         (exchange.before_update, exchange.after_update) if exchange is not None else (_do_nothing, _do_nothing)
@@ -251,7 +256,7 @@ def updater(job: JobProgram, parts: TrainingComponents, looks: StepCallbacks) ->
             scaler.update()
         else:
             plain_step()
-        optimizer.zero_grad(set_to_none=True)
+        zero_grad()
         after()
         return norm
 

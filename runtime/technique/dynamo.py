@@ -2,7 +2,8 @@
 
 Optimizers and DistributedDataParallel are marked so that `torch.compile` skips parts of them, and the first call of a
 marked function imports all of torch._dynamo: 0.8 s a process, a quarter of a small job's time to its first step.
-`leave_out` answers beforehand what they ask of it; `plain_step` is the step inside the wrapper of an optimizer's.
+`leave_out` answers beforehand what they ask of it; `plain_step` is the step inside the wrapper of an optimizer's, and
+`plain_zero_grad` is its `zero_grad`.
 
 Contract: a no-op if torch._dynamo is loaded already (by a user's module that compiles itself). It may be loaded later:
 functions patched here then count as ordinary code.
@@ -13,6 +14,7 @@ Limits: it relies on names inside torch. If they are missing it does nothing, an
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType, SimpleNamespace
@@ -52,11 +54,26 @@ def plain_step(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
     if not usual or COMPILER in sys.modules:
         return optimizer.step
 
-    @torch.no_grad()
+    without_gradients = torch.no_grad()  # one for all steps: making it takes as long as entering it
+
     def plain() -> object:
-        return step(optimizer)
+        with without_gradients:
+            return step(optimizer)
 
     return plain
+
+
+def plain_zero_grad(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
+    """Returns the function that drops the gradients, without the profiler's range around it."""
+    if type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:
+        return functools.partial(optimizer.zero_grad, set_to_none=True)
+
+    def drop() -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    return drop
 
 
 def _mark(names: Mapping[str, object]) -> None:

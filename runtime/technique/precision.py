@@ -23,9 +23,13 @@ from dslc.compiler.ir.program import PrecisionStep
 from dslc.compiler.trace.private_torch import local_part, unscale_all
 
 
+def has_autocast(step: PrecisionStep) -> bool:
+    return step.dtype != "float32" and step.level != "O2"
+
+
 def autocast(step: PrecisionStep, device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Returns the context for the forward pass and the loss, a new one for each use; for float32 a no-op."""
-    if step.dtype == "float32" or step.level == "O2":
+    if not has_autocast(step):
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=getattr(torch, step.dtype))
 

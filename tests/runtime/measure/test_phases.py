@@ -68,6 +68,8 @@ def test_phases_add_up_to_the_time_of_a_step() -> None:
 class LateClock(DeviceClock):
     """Marks each count one second, as events of a device that comes past them when `now` says so."""
 
+    is_host = False
+
     def __init__(self) -> None:
         super().__init__(CPU)
         self.count, self.now = 0.0, 0.0
