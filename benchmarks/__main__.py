@@ -470,6 +470,28 @@ def bench_plan(pairs: int) -> None:
             print(f"{name}: {memory / 2**20:.0f} MiB at the peak, target 500; {busy:.2f} s of a core", flush=True)
 
 
+def bench_loading(pairs: int) -> None:
+    """Compares trainings that wait for their samples with a plain loop over a `DataLoader` with as many workers."""
+    from benchmarks import loading
+
+    for kind in loading.KINDS:
+        ratio, share = loading.measure(kind, max(3, pairs // 3), dslc, finish)
+        show(ratio)
+        print(
+            f"loading, {kind}: the record gives data {100 * share:.0f}% of a step, the most of all phases", flush=True
+        )
+
+
+def bench_plan131072(pairs: int) -> None:
+    """Measures a fresh interpreter that plans and proves a job for 131,072 devices, and emits the program and the place
+    of one rank.
+    """
+    command = [sys.executable, os.path.join(HERE, "emit_one.py"), os.path.join(HERE, "jobs", "largest.plt")]
+    show_seconds("plan and program of one rank, 131,072 devices", command, max(3, pairs // 3), 2.0)
+    memory, busy = measure_command(command)
+    print(f"131,072 devices: {memory / 2**20:.0f} MiB at the peak, target 200; {busy:.2f} s of a core", flush=True)
+
+
 def bench_plan70b(pairs: int) -> None:
     """Measures `dslc plan --trace` of a model of 70 B parameters: with nothing kept, and again."""
     command = dslc("plan", os.path.join(HERE, "jobs", "llama70.plt"), "--trace")
@@ -513,6 +535,7 @@ def bench_uneven_shares(pairs: int) -> None:
 BENCHMARKS: dict[str, Callable[[int], None]] = {
     "check": bench_check,
     "plan": bench_plan,
+    "plan131072": bench_plan131072,
     "plan70b": bench_plan70b,
     "start": bench_start,
     "launch": bench_launch,
@@ -529,6 +552,7 @@ BENCHMARKS: dict[str, Callable[[int], None]] = {
     "stages": bench_stages,
     "checkpoint": bench_checkpoint,
     "programs": bench_programs,
+    "loading": bench_loading,
     "choose": bench_choose,
     "keystrokes": bench_keystrokes,
     "plans": bench_plans,
