@@ -139,7 +139,7 @@ def _training(analysis: Analysis, steps: int, steps_per_epoch: int) -> p.Trainin
         evaluate_start=job.evaluate.start,
         evaluate_training=job.evaluate.training,
         metrics=tuple(map(metric_step, job.evaluate.metrics)),
-        generate=generate_step(job, analysis.source, workload),
+        generate=generate_step(job, analysis.source, layout, workload),
         early_stopping=goal_step(job.train.early_stopping),
         own_step=python_function(job.train.step) if isinstance(job.train.step, c.PythonStep) else None,
         log_every=in_steps(job.log.every, workload) or 1,

@@ -174,7 +174,8 @@ class GenerateStep(Record):
 
     `tokenizer` is the folder or file of a tokenizer; "": tokens are bytes. A `chat` renders each prompt as a message of
     the user, by `template`, or by the tokenizer's own. A forward pass has `context` positions, with `filler` behind the
-    text. A text ends at `end`, or at the tokenizer's own end.
+    text. A text ends at `end`, or at the tokenizer's own end. `caches`: keys and values are kept, so that a
+    further pass has one token of each text.
     """
 
     every: int
@@ -187,6 +188,7 @@ class GenerateStep(Record):
     template: str = ""
     filler: int = 0
     end: int | None = None
+    caches: bool = False
     line: str = ""
 
 

@@ -2,15 +2,16 @@
 
 Model: rank 0 makes the prompts tokens and sends them to all ranks. The ranks of the data axis share the prompts out,
 equally many each; a rank with fewer repeats its last. For each further token the ranks run the forward pass of an
-evaluation over the last `context` tokens of each text, on the left of a batch of one shape, so that every axis works.
+evaluation over the last `context` tokens of each text, on the left of a batch of one shape, so that every axis works;
+where the plan has a cache of keys and values (step/key_value_cache.py), over the last token alone.
 The rank that has the logits of the place chooses the token. One sum over the ranks of the other axes gives it to all.
 
 Contract: greedy texts equal one process's, up to the rounding of the logits. A token that is drawn follows from
 the logits and a number that seed, step, prompt and place give (technique/philox.py). No generator of random numbers
 moves, and the module modes are restored: a training is the same with and without its texts.
 
-Limits: every token costs a forward pass over `context` positions, without a cache of keys and values. Whole logits
-exist, also where the loss is computed in chunks; a pass then has one text.
+Limits: without a cache, and for texts that are longer than `context`, a token costs a pass over `context` positions.
+Whole logits exist, also where the loss is computed in chunks; a pass then has one text.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.records import TextRecords
 from dslc.runtime.step.assemble import TrainingComponents
+from dslc.runtime.step.key_value_cache import KeyValueCache
 from dslc.runtime.technique import philox
 
 _AXES = ("tensor", "context", "pipeline")  # over which a token is told
@@ -112,8 +114,9 @@ class TextGenerator:
         texts = [list(self._prompts[number]) for number in numbers]
         begins = [len(text) for text in texts]
         ended = [False] * len(texts)
+        cache = KeyValueCache(self._parts.plain) if self._step.caches else None
         for place in range(self._step.max_tokens):
-            tokens = self._next_tokens(texts, [self._draw(step, number, place) for number in numbers])
+            tokens = self._next_tokens(texts, [self._draw(step, number, place) for number in numbers], cache, place)
             for n, token in enumerate(tokens):
                 if not ended[n]:
                     texts[n].append(token)
@@ -121,12 +124,23 @@ class TextGenerator:
             after_token()
             if self._ends and self._all_ended(all(ended)):
                 break
+        if cache is not None:
+            cache.remove()
         return [text[begin:] for text, begin in zip(texts, begins, strict=True)]
 
-    def _next_tokens(self, texts: Sequence[Sequence[int]], draws: Sequence[float]) -> list[int]:
+    def _next_tokens(
+        self, texts: Sequence[Sequence[int]], draws: Sequence[float], cache: KeyValueCache | None, place: int
+    ) -> list[int]:
         """Returns the next token of each text, the same on all ranks with the same texts."""
         length, device = self._step.context, self._parts.device
         windows = [text[-length:] for text in texts]
+        is_kept = cache is not None and place > 0 and all(len(text) <= length for text in texts)
+        if cache is not None:
+            last = torch.tensor([len(text) - 1 for text in texts], device=device)
+            cache.enter(last if is_kept else None)
+        if is_kept:
+            windows = [window[-1:] for window in windows]
+            length = 1
         batch = torch.tensor(
             [[*window, *[self._step.filler] * (length - len(window))] for window in windows], device=device
         )

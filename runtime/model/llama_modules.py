@@ -55,6 +55,7 @@ class GroupedAttention(nn.Module):
         self.rope_scaling = rope_scaling
         self.window = window
         self.piece = 0
+        self.positions: Tensor | None = None  # of each token, (batch, length); by default one after another
         self.attend = attend
         for part in ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "o_proj", "dropout"):
             self.register_module(part, None)  # fixes their order, and so that of the parameters
@@ -80,13 +81,17 @@ class GroupedAttention(nn.Module):
         return heads
 
     def _angles(self, length: int, device: torch.device) -> Tensor:
-        """Returns the angle of each position and pair: (length, 1, head_dim / 2), float32."""
+        """Returns the angle of each position and pair: (length, 1, head_dim / 2), float32; for each sample where these
+        have positions of their own.
+        """
         assert self.rope_theta is not None
         first_position = self.piece * length
         positions = torch.arange(first_position, first_position + length, dtype=torch.float32, device=device)
+        if self.positions is not None:
+            positions = self.positions.float()
         pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float32, device=device)
         frequencies = _scaled(1.0 / self.rope_theta ** (pairs / self.head_dim), self.rope_scaling)
-        return (positions[:, None] * frequencies)[:, None]
+        return (positions[..., None] * frequencies)[..., None, :]
 
     def extra_repr(self) -> str:
         names = ("head_dim", "causal", "rope_theta", "rope_scaling", "window")

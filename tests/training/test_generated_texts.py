@@ -48,6 +48,7 @@ PLANS = (
     "devices.cpus=2 parallelism.zero=3",
     "devices.cpus=4 parallelism.pipeline=2 parallelism.context=2",
     "devices.cpus=4 parallelism.tensor=2 parallelism.zero=1",
+    "devices.cpus=2 parallelism.tensor=2 parallelism.sequence=false",
 )
 
 
@@ -96,7 +97,7 @@ def _reference(launcher: Launcher, folder: Path, temperature: float) -> list[dic
 
 
 @pytest.mark.core
-@pytest.mark.parametrize(("plan", "temperature"), [*zip(PLANS, (1.5, 0.0, 0.7), strict=True)])
+@pytest.mark.parametrize(("plan", "temperature"), [*zip(PLANS, (1.5, 0.0, 0.7, 0.0), strict=True)])
 def test_texts_are_the_same_on_every_plan(launcher: Launcher, tmp_path: Path, plan: str, temperature: float) -> None:
     texts = _texts(train_job(launcher, _job(tmp_path, temperature), *plan.split()).folder)
     assert texts == _reference(launcher, tmp_path / "reference", temperature)

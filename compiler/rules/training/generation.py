@@ -11,12 +11,13 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.steps import GenerateStep
 from dslc.compiler.model.value import say
+from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.workload import Workload, document_end, in_steps
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.blocks import PROMPTS
 from dslc.dsl.language.job import JobSpec, values_within
-from dslc.dsl.language.layers import LSTM, Attention, TransformerBlock, TransformersNetwork
+from dslc.dsl.language.layers import GPT, LSTM, Attention, Llama, TransformerBlock, TransformersNetwork
 from dslc.dsl.language.preferences import Preferences
 from dslc.dsl.paths import portable
 from dslc.dsl.remedy import remedy, remove_field, set_argument
@@ -33,7 +34,7 @@ class _PromptsError(Exception):
         self.help = help
 
 
-def generate_step(job: JobSpec, source: SourceFacts, workload: Workload) -> GenerateStep | None:
+def generate_step(job: JobSpec, source: SourceFacts, layout: Layout, workload: Workload) -> GenerateStep | None:
     """Returns the step of the texts; None if the job asks for none."""
     generate, prompts = job.generate, job.generate.prompts
     context = source.input.shape[0] if source.input is not None and source.input.shape else context_of(job)
@@ -53,8 +54,21 @@ def generate_step(job: JobSpec, source: SourceFacts, workload: Workload) -> Gene
         template=portable(template, job.folder) if template else "",
         filler=job.data.pad or 0,
         end=document_end(job, source),
+        caches=_caches(job, layout),
         line=short_line(generate.value_span("prompts")),
     )
+
+
+def _caches(job: JobSpec, layout: Layout) -> bool:
+    """True if texts take a cache of keys and values: of the language's own networks, on ranks that have all layers and
+    whole sequences. What follows from other positions, as scales of 8 bits do, or from shapes, takes none.
+    """
+    in_pieces = job.parallelism.sequence and layout.sizes["tensor"] > 1
+    is_whole = layout.sizes["pipeline"] == layout.sizes["context"] == 1 and not in_pieces
+    plain = not (job.data.has_documents or job.train.compile or isinstance(job.train.precision, c.Fp8))
+    network = job.model.network
+    drops = getattr(getattr(network, "experts", None), "capacity", None) is not None
+    return is_whole and plain and not drops and isinstance(network, GPT | Llama)
 
 
 def _chat(job: JobSpec) -> c.Chat | Preferences | None:
