@@ -1,6 +1,6 @@
 """Runs a user's own code in a forked child, so that nothing it does stays, and returns its result or its exception.
 
-Code that takes longer than `PATIENCE` says on standard error at which line it is, as no rank runs yet that could.
+Code that stays at a line longer than `PATIENCE` says so on standard error, as no rank runs yet that could.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TextIO, TypeAlias, TypedDict
 Json: TypeAlias = Any  # what JSON holds
 
 PATIENCE = 10.0  # seconds after which a line of the user's is named; then after twice as many, and so on
+_LOOKS = 10  # in these seconds
 
 
 class ChildAnswer(TypedDict, total=False):
@@ -147,18 +148,23 @@ def _attempt(work: Callable[[], object], *caught: type[BaseException]) -> ChildA
 
 @contextlib.contextmanager
 def _naming_slow_lines() -> Iterator[None]:
-    """Names the line of the user's that this thread is at, after `PATIENCE` seconds and on."""
+    """Names the line of the user's that this thread stays at, after `PATIENCE` seconds and on. Tracing that is slow
+    moves from line to line.
+    """
     import threading
 
     main, ended = threading.get_ident(), threading.Event()
 
     def watch() -> None:
-        seconds = PATIENCE
-        while not ended.wait(seconds if seconds == PATIENCE else seconds / 2):
-            if doing := _user_code_at(sys._current_frames().get(main)):
-                text = f"dslc: no rank has started: a trial of your code has run for {seconds:g} s, and {doing}\n"
+        line, looks, limit = "", 0, _LOOKS
+        while not ended.wait(PATIENCE / _LOOKS):
+            before, (line, doing) = line, _user_code_at(sys._current_frames().get(main))
+            looks, limit = (looks + 1, limit) if line and line == before else (0, _LOOKS)
+            if looks >= limit:
+                seconds = looks * PATIENCE / _LOOKS
+                text = f"dslc: no rank has started: a trial of your code {doing}, for {seconds:g} s\n"
                 os.write(2, text.encode())
-            seconds *= 2
+                limit *= 2
 
     threading.Thread(target=watch, name="dslc-slow-lines", daemon=True).start()
     try:
@@ -167,9 +173,9 @@ def _naming_slow_lines() -> Iterator[None]:
         ended.set()
 
 
-def _user_code_at(frame: FrameType | None) -> str:
-    """Returns what the user's code does in a stack, in words, with the sample that it reads and its innermost line; ""
-    if none of it runs.
+def _user_code_at(frame: FrameType | None) -> tuple[str, str]:
+    """Returns the user's innermost line in a stack, and in words what it does, with the sample that it reads; "" and ""
+    if none of the user's code runs.
     """
     from dslc.dsl.plain import plain
     from dslc.runtime.process.frame_ownership import is_users
@@ -178,12 +184,12 @@ def _user_code_at(frame: FrameType | None) -> str:
     while frame is not None:
         code = frame.f_code
         if is_users(code.co_filename):
-            line = line or f"{os.path.basename(code.co_filename)}:{frame.f_lineno}, in {code.co_name}"
+            line = line or plain(f"{os.path.basename(code.co_filename)}:{frame.f_lineno}, in {code.co_name}")
             number = frame.f_locals.get(code.co_varnames[1]) if code.co_argcount == 2 else None
             if code.co_name == "__getitem__" and isinstance(number, int):
                 sample = f"reads sample {number} ({line})"
         frame = frame.f_back
-    return plain(sample or (line and f"is at {line}"))
+    return line, sample or f"is at {line}"
 
 
 def _torch_is_barred() -> bool:
