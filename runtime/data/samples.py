@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from types import NoneType
 from typing import Any, ClassVar, NoReturn, Protocol, TypeAlias, runtime_checkable
@@ -23,7 +23,7 @@ from torch import Tensor
 from dslc.compiler.trace.structures import Structure
 from dslc.runtime.data.collating import Collate, UnevenSamples, stacked, unstackable
 from dslc.runtime.process.job_line import mark_during
-from dslc.runtime.process.random_numbers import BatchDraws, begin_sample, preserve_generators
+from dslc.runtime.process.random_numbers import begin_sample, preserve_generators
 from dslc.runtime.process.user_code import UserObject
 
 Pair: TypeAlias = tuple[Structure, Structure]  # input and target: tensors, or structures of them
@@ -124,7 +124,6 @@ class FetchedSamples:
     part: str = "train"
     collate: Collate | None = None
     whole: bool = False
-    _draws: BatchDraws = field(default_factory=BatchDraws, init=False, repr=False, compare=False)
     by_process: ClassVar[bool] = True
 
     @property
@@ -136,7 +135,7 @@ class FetchedSamples:
 
     def batch(self, indices: Tensor, epoch: int = 0) -> Pair:
         numbers = indices.tolist()
-        return self.make_batch(self._draws.make((self.seed, self.part, epoch), numbers, self._fetch), numbers)
+        return self.make_batch([self.sample(epoch, index) for index in numbers], numbers)
 
     def make_batch(self, samples: list[Structure], numbers: Sequence[int] = ()) -> Pair:
         """Returns the batch of some samples, which have these numbers in the data set, if they have some."""
@@ -153,9 +152,6 @@ class FetchedSamples:
     def sample(self, epoch: int, index: int) -> Structure:
         """Returns one sample as the data set gives it, drawn with its own random numbers."""
         begin_sample(self.seed, self.part, epoch, index)
-        return self._fetch(index)
-
-    def _fetch(self, index: int) -> Structure:
         try:
             return self.dataset[index]
         except BaseException as error:  # any kind, that of `sys.exit` too: the user's code runs

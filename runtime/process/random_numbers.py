@@ -10,22 +10,17 @@ A state is saved as a tensor. Python's and numpy's generators are both the Merse
 position, and half of a pair of normal numbers, if one is kept. float64 holds each of these exactly.
 
 Limits: a generator that a data set keeps to itself goes on from sample to sample (W0610). Seeding takes 6 us of
-processor time a sample; saving and restoring the states takes 150 us a batch. A data set that draws is read once more,
-for one batch of each process.
+processor time a sample; saving and restoring the states takes 150 us a batch.
 """
 
 from __future__ import annotations
 
-import _random
 import contextlib
-import ctypes
 import functools
 import hashlib
 import random
 import struct
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -34,10 +29,6 @@ from torch import Tensor
 _VERSION = random.getstate()[0]  # version of Python's state layout
 _TWISTER = "MT19937"
 _THREE = struct.Struct("<III")
-_PYTHON_BYTES = _random.Random.__basicsize__ - object.__basicsize__  # of an object, behind its header
-_NUMPY_BYTES = 625 * 4  # the words and the position
-
-T = TypeVar("T")
 
 
 def begin(seed: int, rank: int, step: int = 0) -> None:
@@ -68,65 +59,6 @@ def begin_sample(seed: int, part: str, epoch: int, index: int) -> None:
     random.seed(own)
     np.random.seed(numpys)
     torch.default_generator.manual_seed(torchs)  # not `torch.manual_seed`, which would seed the GPU's too
-
-
-class BatchDraws:
-    """Finds whether the samples of a data set draw from the host's generators. `draws` is true once one has."""
-
-    def __init__(self) -> None:
-        self.draws = False
-
-    def make(self, part: tuple[int, str, int], numbers: Sequence[int], sample: Callable[[int], T]) -> list[T]:
-        """Returns the samples `numbers` of a part (seed, name and epoch), each with its own random numbers."""
-        if not self.draws:
-            np.random.seed(0)  # drops the kept half of a pair of normal numbers, which `_host_states` does not see
-            before = _host_states()
-            try:
-                samples = self._make_without_seeds(numbers, sample)
-            except Exception:  # any kind: the user's code runs
-                if not self._note_draws(before):
-                    raise
-            else:
-                if not self._note_draws(before):
-                    return samples
-        seeded_samples = []
-        for number in numbers:
-            begin_sample(*part, number)
-            seeded_samples.append(sample(number))
-        return seeded_samples
-
-    def _make_without_seeds(self, numbers: Sequence[int], sample: Callable[[int], T]) -> list[T]:
-        """Returns the samples, and notes where one asks for torch's seed."""
-        original = torch.initial_seed
-
-        def initial_seed() -> int:
-            self.draws = True
-            return original()
-
-        torch.initial_seed = initial_seed
-        try:
-            return [sample(number) for number in numbers]
-        finally:
-            torch.initial_seed = original
-
-    def _note_draws(self, before: tuple[bytes, object, bytes, Tensor] | None) -> bool:
-        after = _host_states()
-        same = before is not None and after is not None and before[:3] == after[:3] and torch.equal(before[3], after[3])
-        self.draws = self.draws or not same
-        return self.draws
-
-
-def _host_states() -> tuple[bytes, object, bytes, Tensor] | None:
-    """Returns the memory of Python's generator, the kept half of a pair, the memory of numpy's, and torch's state; None
-    where memory has another form.
-    """
-    bits = np.random.get_bit_generator()  # type: ignore[attr-defined]
-    own: random.Random = random.random.__self__  # type: ignore[attr-defined]
-    if sys.implementation.name != "cpython" or not isinstance(bits, np.random.MT19937):
-        return None
-    numpys = ctypes.string_at(bits.ctypes.state_address, _NUMPY_BYTES)
-    pythons = ctypes.string_at(id(own) + object.__basicsize__, _PYTHON_BYTES)
-    return pythons, getattr(own, "gauss_next", None), numpys, torch.default_generator.get_state()
 
 
 @functools.lru_cache(maxsize=8)

@@ -79,35 +79,3 @@ def test_torch_and_numpy_do_not_draw_alike_for_a_sample() -> None:
     random_numbers.begin_sample(1, "train", 2, 3)
     torchs = torch.randint(2**32, (8,)).tolist()
     assert not set(torchs) & set(np.random.randint(2**32, size=16, dtype=np.uint32).tolist())
-
-
-@pytest.mark.parametrize("first", [0, 3])
-def test_samples_of_a_batch_draw_as_each_does_by_itself(draw: Callable[[], float], first: int) -> None:
-    """Also where only a later sample draws; and no sample takes the kept half of a pair of normal numbers."""
-    part = (1, "train", 2)
-
-    def sample(number: int) -> tuple[float, float]:
-        return (draw(), random.gauss(0, 1) + float(np.random.randn())) if number >= first else (0.0, 0.0)
-
-    def by_itself(number: int) -> tuple[float, float]:
-        random_numbers.begin_sample(*part, number)
-        return sample(number)
-
-    found = random_numbers.BatchDraws()
-    for numbers in ([0, 1], [2, 5], [4, 3]):
-        random.gauss(0, 1), np.random.randn()
-        assert found.make(part, numbers, sample) == [by_itself(number) for number in numbers]
-    assert found.draws
-
-
-def test_what_draws_nothing_is_not_made_again() -> None:
-    made = []
-    found = random_numbers.BatchDraws()
-    own = np.random.default_rng(0)
-    found.make((1, "train", 0), [3, 4], lambda number: made.append(float(own.random())))
-    assert len(made) == 2 and not found.draws
-    with pytest.raises(KeyError):
-        found.make((1, "train", 0), [5], dict[int, int]().__getitem__)
-    assert not found.draws
-    seeds = found.make((1, "train", 0), [5, 6], lambda number: torch.initial_seed())
-    assert found.draws and len(set(seeds)) == 2
