@@ -35,6 +35,7 @@ Propositions, each proved once the passes so far have added its subject:
                 log-probabilities of each micro-batch over the pieces of its answers, before its backward pass.
     routed      rows that are sent to experts find each expert once, and their results and gradients return.
     balanced    a balance loss has the tokens of each expert of the global batch before the first backward pass.
+    capacity    experts with a capacity have the tokens of each expert of the global batch in each forward pass.
     totals      the totals of exchanges that are shown for a process are the sums over its actions.
     held        no stage holds the activations of more micro-batches than the account says.
     memory      the peak is within the limit, and counts the parameters that the rank holds.
@@ -52,7 +53,7 @@ from collections.abc import Callable
 
 from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.graph.proofs.exchange import check_inexact_exchange
-from dslc.compiler.graph.proofs.experts import balanced, routed
+from dslc.compiler.graph.proofs.experts import balanced, routed, within_capacity
 from dslc.compiler.graph.proofs.float8 import scaled
 from dslc.compiler.graph.proofs.flow import counts, gathered, summed, weights
 from dslc.compiler.graph.proofs.losses import compared
@@ -93,6 +94,7 @@ PROPOSITIONS: tuple[tuple[str, str, Callable[[View], str]], ...] = (
     ("compared", "exchange", compared),
     ("routed", "exchange", routed),
     ("balanced", "exchange", balanced),
+    ("capacity", "exchange", within_capacity),
     ("totals", "exchange", totals),
     ("held", "order_actions", check_held_microbatches),
     ("memory", "account", memory),
@@ -101,7 +103,9 @@ PROPOSITIONS: tuple[tuple[str, str, Callable[[View], str]], ...] = (
 
 
 # Those on exchanges, which are unknown for a user's own network that was not traced.
-OF_A_MODEL = frozenset({gathered, scaled, summed, check_inexact_exchange, counts, compared, routed, balanced})
+OF_A_MODEL = frozenset(
+    {gathered, scaled, summed, check_inexact_exchange, counts, compared, routed, balanced, within_capacity}
+)
 
 
 class Unsound(Exception):

@@ -56,14 +56,13 @@ def expert_axis(place: Coordinate) -> Iterator[StepOperation]:
     ahead = has_forward_ahead(place.job, place.layout)
     low = low_dtype(place.job)
     counts, rows, gradients = list[int](), list[int](), list[int]()
-    for layer in place.layers:
-        has_gradient = any(q.name in place.whole.with_gradients for q in layer.parameters)
+    for layer, has_backward in _layers_by_backward(place):
         for experts, numbers in expert_rows(layer):
             size = DTYPE_BYTES[low] * place.workload.microbatch * numbers // place.layout.sizes["context"]
-            passes = 1 + (layer.name in again and has_gradient) + ahead
+            passes = 1 + (layer.name in again and has_backward) + ahead
             counts += [8 * experts] * passes
             rows += [size] * passes
-            gradients += [size] * has_gradient
+            gradients += [size] * has_backward
     group, times = place.experts, place.layout.microbatches
     yield operation("all_to_all", Payload.ROW_COUNTS, group, FORWARD, counts, dtype="int64", times=times)
     yield operation("all_to_all", Payload.EXPERT_ROWS, group, FORWARD, rows, dtype=low, times=times)
@@ -76,12 +75,20 @@ def capacity_counts(place: Coordinate) -> Iterator[StepOperation]:
     """Yields the gathers of the tokens that each rank sends to each expert, in layers whose experts have a capacity."""
     again = set(recomputed(place.job, place.model))  # layers whose forward pass counts again
     counts = list[int]()
-    for layer in place.layers:
-        has_gradient = any(q.name in place.whole.with_gradients for q in layer.parameters)
+    for layer, has_backward in _layers_by_backward(place):
         for buffer in layer.buffers:
             if place.model.root is not None and buffer.name.endswith(".dropped_rows"):
-                counts += [8 * buffer.shape[0]] * (1 + (layer.name in again and has_gradient))
+                counts += [8 * buffer.shape[0]] * (1 + (layer.name in again and has_backward))
     yield operation("all_gather", Payload.CAPACITY_COUNTS, place.along("data"), FORWARD, counts, dtype="int64")
+
+
+def _layers_by_backward(place: Coordinate) -> Iterator[tuple[LayerNode, bool]]:
+    """Yields the layers of a rank, and whether they have a backward pass: those before all that trains have none."""
+    for stage, layers in zip(place.mine, place.held, strict=True):
+        has_backward = stage > 0  # the input from another stage has a gradient
+        for layer in layers:
+            has_backward = has_backward or any(q.name in place.whole.with_gradients for q in layer.parameters)
+            yield layer, has_backward
 
 
 def expert_rows(layer: LayerNode) -> Iterator[tuple[int, int]]:

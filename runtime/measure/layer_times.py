@@ -229,6 +229,7 @@ class _LocalTraining:
         self._job, self._device, self._names = job, device, mode.layers
         self._model, self._engine, self._loss = components.plain, components.engine, components.loss
         self._optimizer, self._piece = components.optimizer, context_parallel.piece_of(job)
+        self._input_piece = context_parallel.input_piece_of(job, components.plain)
         self._clock = DeviceClock(device)
         self._updates: list[float] = []
 
@@ -247,13 +248,12 @@ class _LocalTraining:
         times: dict[str, list[tuple[float, float]]] = defaultdict(list)
         if self._job.world_size > 1:
             dist.barrier()
-        begun, steps = time.monotonic(), 0
-        while steps < WARM_UP + LEAST or (time.monotonic() - begun < SECONDS and steps < MOST):
-            found = self._train_step(*pair)
-            steps += 1
-            if steps > WARM_UP:
-                for name, each in found.items():
-                    times[name].append(each)
+        for _ in range(WARM_UP):
+            begun = time.monotonic()
+            self._train_step(*pair)
+        for _ in range(self._agreed_steps(time.monotonic() - begun)):
+            for name, each in self._train_step(*pair).items():
+                times[name].append(each)
         medians = {
             name: (statistics.median(f for f, _ in each), statistics.median(b for _, b in each))
             for name, each in times.items()
@@ -263,12 +263,19 @@ class _LocalTraining:
         more = whole / sum(f + b for f, b in medians.values())
         return {name: (more * f, more * b) for name, (f, b) in medians.items()}
 
+    def _agreed_steps(self, seconds: float) -> int:
+        """Returns how many steps of `seconds` are measured: on all ranks as many, since layers may exchange."""
+        longest = torch.tensor(seconds, device=self._device)
+        if self._job.world_size > 1:
+            dist.all_reduce(longest, dist.ReduceOp.MAX)
+        return round(min(max(SECONDS / longest.item(), LEAST), MOST - WARM_UP))
+
     def _train_step(self, input: Structure, target: Structure) -> dict[str, tuple[float, float]]:
         clock, marks = self._clock, _PassMarks(self._clock)
         with marks.attached(self._model, self._names):
             begin = clock.mark()
             with autocast(self._job.precision, self._device):
-                output = self._model(self._piece(input))
+                output = self._model(self._input_piece(input))
                 made = clock.mark()
                 loss = self._loss(output, self._piece(target)) / len(tensors(target)[0])
             ready = clock.mark()

@@ -1,5 +1,5 @@
-"""The proofs of experts: of their axis, and of their balance loss. Each returns the reason why its proposition fails,
-or "".
+"""The proofs of experts: of their axis, their balance loss and their capacity. Each returns the reason why its
+proposition fails, or "".
 
 Neighbours along the data axis are in groups of the axis's size. The rank at place n of its group holds the n-th of
 equal parts of each layer's experts. So each expert is on one rank of each group, and a row finds it within the group.
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from dslc.compiler.graph.proofs.flow import holders
-from dslc.compiler.graph.proofs.view import Line, View, collectives, experts_with_balance_loss
+from dslc.compiler.graph.proofs.view import Line, View, collectives, experts_with_balance_loss, experts_with_capacity
 from dslc.compiler.ir.actions import Action, Backward, Collective, Forward, ForwardAhead, InputBackward, Payload
 from dslc.compiler.ir.program import ExpertParallelStep
 from dslc.compiler.ir.records import Network, Stage, Weights
@@ -89,6 +89,25 @@ def balanced(view: View) -> str:
             return f"process {process} does not sum the tokens of {experts} experts once"
         if experts and (reason := _untimely(line, sums, (everywhere.ranks, everywhere.stride))):
             return f"process {process}: {reason}"
+    return ""
+
+
+def within_capacity(view: View) -> str:
+    """Checks that each forward pass gathers over the data axis the tokens of all experts with a capacity, for it drops
+    those beyond. A pass that is computed again may gather again.
+    """
+    data, routers = view.plan.axis("data"), list(experts_with_capacity(view.plan))
+    for process, line in view.lines.items():
+        experts = sum(count for name, count in routers if _is_on(view, process, name))
+        least = 8 * experts if data.size > 1 else 0
+        gathers = [(n, name, each) for n, name, each in collectives(line) if each.carries is Payload.CAPACITY_COUNTS]
+        gathered = sum(action.bytes for _, _, action in gathers)
+        if not least <= gathered <= 2 * least:
+            return f"process {process} gathers {gathered} bytes of the tokens of {experts} experts with a capacity"
+        for n, name, action in gathers:
+            is_late = any(isinstance(earlier, Backward | InputBackward) for _, earlier in line[:n])
+            if is_late or (action.operation, action.group) != ("all_gather", (data.size, data.stride)):
+                return f"process {process}: {name} gathers the tokens of experts too late or over other ranks"
     return ""
 
 

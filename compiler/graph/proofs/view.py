@@ -105,12 +105,19 @@ def experts_with_balance_loss(plan: PlanGraph) -> Iterator[tuple[str, int]]:
     """Yields the routers of layers that a loss balances, by module name, with their numbers of experts."""
     model = plan.find(ModelStep)
     if model is not None and model.root is not None:
-        yield from _balanced_below(model.root, "")
+        yield from _routers_with("factor", model.root, "")
 
 
-def _balanced_below(step: ModuleStep, path: str) -> Iterator[tuple[str, int]]:
+def experts_with_capacity(plan: PlanGraph) -> Iterator[tuple[str, int]]:
+    """Yields the routers of layers whose experts have a capacity, by module name, with their numbers of experts."""
+    model = plan.find(ModelStep)
+    if model is not None and model.root is not None:
+        yield from _routers_with("capacity", model.root, "")
+
+
+def _routers_with(argument: str, step: ModuleStep, path: str) -> Iterator[tuple[str, int]]:
     for child in step.children:
         name = f"{path}{child.name}"
-        if child.kind == ".Router" and child.arguments["factor"] is not None:
+        if child.kind == ".Router" and child.arguments[argument] is not None:
             yield name, child.arguments["experts"]
-        yield from _balanced_below(child, f"{name}.")
+        yield from _routers_with(argument, child, f"{name}.")

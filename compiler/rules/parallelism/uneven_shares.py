@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dslc.compiler.ir.actions import Payload
 from dslc.compiler.placement.exchange import exchange_of
 from dslc.compiler.placement.layout import Layout
-from dslc.compiler.placement.losses import compares
+from dslc.compiler.placement.losses import compares, mixtures
 from dslc.compiler.placement.workload import Workload
 from dslc.compiler.rules.parallelism.exchange import exchange_span
 from dslc.dsl.diagnostics import Diagnostic, Note
@@ -60,6 +60,9 @@ def _needs_equal_shares(
         if job.parallelism.expert > 1:
             why = "each rank measures by itself, and its rows go to experts of others; `data_shares = […]` goes with it"
             yield "an expert axis", job.parallelism.value_span("expert"), why
+        if any(mixture.capacity is not None for mixture in mixtures(job)):
+            why = "each rank measures by itself, and a layer counts the tokens of all; `data_shares = […]` goes with it"
+            yield "a `capacity` of experts", job.model.value_span("network"), why
         if workload is not None and workload.stream is not None:
             yield "a stream", job.data.value_span("source"), "its samples come once, and measuring would take some"
 

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from dslc.runtime.model.experts.grouped_product import grouped_product
 
 _SMALLEST_SUM = 1e-20  # as `transformers` guards the sum of the scores
+_LESS_ROUNDING = 1 - 1e-12  # so that rounding takes no whole number beyond itself
 
 
 class Router(nn.Module):
@@ -112,7 +113,7 @@ class Router(nn.Module):
             dist.all_gather_single(gathered, counts, group=self.group)
             by_rank = gathered.view(self.group.size(), -1)
             of_lower_ranks, total = by_rank[: self.group.rank()].sum(0), gathered.sum()
-        most = (total.double() * self.capacity / counts.shape[0]).ceil().long()
+        most = (total.double() * self.capacity / counts.shape[0] * _LESS_ROUNDING).ceil().long()
         kept_counts = (most - of_lower_ranks).clamp(min=0).minimum(counts)
         self.dropped_rows.add_(counts - kept_counts)
         return kept_counts

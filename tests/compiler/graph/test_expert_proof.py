@@ -178,3 +178,32 @@ def test_shares_of_experts_over_the_ranks_of_sequences(eight: Callable[..., Comp
 def test_ranks_exchange_no_counts_of_routers_before_a_step(job: Callable[..., Compiled]) -> None:
     collectives = job("zero=0").graph.of_kind(Collective)
     assert not [action for _, action in collectives if action.carries is Payload.BUFFERS]
+
+
+def test_tokens_of_a_capacity_that_are_gathered_late_or_not(job: Callable[..., Compiled]) -> None:
+    def move(plan: PlanGraph, place: int | None) -> None:
+        name = of_rows(plan, Payload.CAPACITY_COUNTS)
+        line = plan.lines()[0][0]
+        others = [other for other in line if other != name]
+        if place is None:
+            plan.line(others, instead_of=line)
+            plan.graph.remove_node(name)
+        else:
+            plan.line([*others[:place], name, *others[place:]], instead_of=line)
+
+    capped = job(experts="moe(experts = 8, top_k = 2, hidden = 16, capacity = 1.5)")
+    assert "process 0 gathers 0 bytes of the tokens of 16 experts" in refusal(capped, lambda plan: move(plan, None))
+    assert "too late or over other ranks" in refusal(capped, lambda plan: move(plan, -1))
+
+
+def test_a_frozen_layer_counts_again_if_a_layer_before_it_trains(tmp_path: Path) -> None:
+    path = tmp_path / "job.plt"
+    path.write_text(JOB)
+    capped = ("model.network.experts=moe(experts = 8, top_k = 2, hidden = 16, capacity = 1.5)", "memory.recompute=full")
+
+    def gathers(frozen: str) -> int:
+        traffic = compiled(path, *capped, f"model.freeze=[{frozen}]").analysis.costs[0].traffic
+        return next(node.count for node in traffic if node.what is Payload.CAPACITY_COUNTS)
+
+    assert gathers('"*layers.1*"') == 2 * LAYERS
+    assert gathers('"*layers.0*", "*embed*"') == 2 * LAYERS - 1
