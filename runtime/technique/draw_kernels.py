@@ -46,7 +46,7 @@ def replace_kernels(device: str) -> None:
 def _replace_cpu_kernels() -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")
     for name, filling in (("bernoulli_.float", _bernoulli), ("uniform_", _uniform), ("normal_", _normal)):
-        _replace(library, name, "CPU", functools.partial(_kernel, filling=filling))
+        _replace(library, name, "CPU", functools.partial(_kernel, name=name, filling=filling))
     return library
 
 
@@ -55,7 +55,7 @@ def replace_tensor_kernels(key: str) -> torch.library.Library:
     """Replaces torch's kernels for the devices of a dispatch key by tensor operations, while the result lives."""
     library = torch.library.Library("aten", "IMPL")
     for name, filling in _TENSOR_FILLS.items():
-        _replace(library, name, key, functools.partial(_tensor_kernel, filling=filling))
+        _replace(library, name, key, functools.partial(_tensor_kernel, name=name, filling=filling))
     _replace(library, "native_dropout", key, _dropout_kernel)
     _replace(library, "scaled_dot_product_attention", f"Autograd{key}", _attention_kernel)
     return library
@@ -68,13 +68,20 @@ def _replace(library: torch.library.Library, name: str, key: str, make: Callable
         library.impl(name, kernel, key, with_keyset=True, allow_override=True)
 
 
-def _active(tensor: Tensor, *, is_seeded: bool = False) -> tuple[SamplePass, DrawingLayer] | None:
+def _active(tensor: Tensor, *, by_torch: bool = False) -> tuple[SamplePass, DrawingLayer] | None:
     """Returns the pass and the layer by which a tensor is filled; None if torch fills it."""
     samples, layer = ACTIVE.samples, ACTIVE.layer
-    if samples is None or layer is None or is_seeded:
+    if samples is None or layer is None or by_torch:
         return None
     rows = tensor.shape[0] if tensor.dim() else 0
     return (samples, layer) if layer.shared or (rows > 0 and rows % samples.samples == 0) else None
+
+
+def _torch_refuses(name: str, tensor: Tensor) -> bool:
+    """True if torch has no such numbers of the tensor's dtype, and says so."""
+    if name == "bernoulli_.float":
+        return tensor.is_complex()
+    return not (tensor.is_floating_point() or tensor.is_complex())
 
 
 def _begin_draw(samples: SamplePass, layer: DrawingLayer) -> tuple[int, int]:
@@ -108,9 +115,9 @@ def _fill_samples(
 # ------------------------------------------------------------------------------------------------------------- CPUs
 
 
-def _kernel(original: Any, filling: Callable[..., tuple[torch.dtype | None, Fill]]) -> Callable[..., Tensor]:
+def _kernel(original: Any, name: str, filling: Callable[..., tuple[torch.dtype | None, Fill]]) -> Callable[..., Tensor]:
     def kernel(keys: object, tensor: Tensor, *args: float, generator: torch.Generator | None = None) -> Tensor:
-        active = _active(tensor, is_seeded=generator is not None)
+        active = _active(tensor, by_torch=generator is not None or _torch_refuses(name, tensor))
         if active is not None:
             dtype, fill = filling(tensor, *args)
             _fill(tensor, *active, dtype, fill)
@@ -129,7 +136,8 @@ def _bernoulli(tensor: Tensor, probability: float = 0.5) -> tuple[torch.dtype | 
 
 
 def _uniform(tensor: Tensor, low: float = 0.0, high: float = 1.0) -> tuple[torch.dtype | None, Fill]:
-    return None, lambda out, key, first: philox.uniform(out, key, first, low, high)
+    digits = philox_tensors.digits_of(tensor.dtype)
+    return None, lambda out, key, first: philox.uniform(out, key, first, low, high, digits)
 
 
 def _normal(tensor: Tensor, mean: float = 0.0, deviation: float = 1.0) -> tuple[torch.dtype | None, Fill]:
@@ -139,8 +147,9 @@ def _normal(tensor: Tensor, mean: float = 0.0, deviation: float = 1.0) -> tuple[
 def _fill(tensor: Tensor, samples: SamplePass, layer: DrawingLayer, view: torch.dtype | None, fill: Fill) -> None:
     """Fills a tensor: its bits as `view`, or its numbers."""
     number, key = _begin_draw(samples, layer)
-    in_place = tensor.is_contiguous() and samples.order is None and (view is not None or _is_of_numpy(tensor))
-    target = tensor if in_place else torch.empty(tensor.shape, dtype=tensor.dtype if view else torch.float64)
+    dtype = tensor.dtype if view else _of_numpy(tensor)
+    in_place = tensor.is_contiguous() and samples.order is None and dtype == tensor.dtype
+    target = tensor if in_place else torch.empty(tensor.shape, dtype=dtype)
     numbers = target.detach().view(view).numpy() if view else target.detach().numpy()
     if layer.shared:
         fill(numbers.reshape(-1), key, 0)
@@ -150,8 +159,11 @@ def _fill(tensor: Tensor, samples: SamplePass, layer: DrawingLayer, view: torch.
         tensor.copy_(_in_order(target, samples, layer))
 
 
-def _is_of_numpy(tensor: Tensor) -> bool:
-    return tensor.dtype in (torch.float32, torch.float64)
+def _of_numpy(tensor: Tensor) -> torch.dtype:
+    """Returns a dtype of numpy's that holds a tensor's numbers: its own, or that of 64 bits."""
+    if tensor.dtype in (torch.float32, torch.complex64):
+        return tensor.dtype
+    return torch.complex128 if tensor.is_complex() else torch.float64
 
 
 def _in_order(target: Tensor, samples: SamplePass, layer: DrawingLayer) -> Tensor:
@@ -183,9 +195,9 @@ _TENSOR_FILLS: dict[str, Callable[..., FillTensor]] = {
 }
 
 
-def _tensor_kernel(original: Any, filling: Callable[..., FillTensor]) -> Callable[..., Tensor]:
+def _tensor_kernel(original: Any, name: str, filling: Callable[..., FillTensor]) -> Callable[..., Tensor]:
     def kernel(keys: object, tensor: Tensor, *args: float, generator: torch.Generator | None = None) -> Tensor:
-        active = _active(tensor, is_seeded=generator is not None)
+        active = _active(tensor, by_torch=generator is not None or _torch_refuses(name, tensor))
         if active is not None:
             fill_tensor(tensor, *active, filling(*args))
             return tensor

@@ -10,6 +10,7 @@ zero.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ Array = np.ndarray[Any, Any]
 _BLOCK = 8  # words of 32 bits that one count of the generator makes
 _CHUNK = 1 << 17  # words made at once, which stay in the processor's cache
 _WORDS = 2.0**32
+_RANDOM_BITS = 24  # of an even number, at most
 
 
 def words(key: int, first: int, count: int) -> Iterator[tuple[slice, Array]]:
@@ -44,15 +46,38 @@ def bernoulli(out: Array, key: int, first: int, probability: float, one: int) ->
         np.multiply(chunk < threshold, bits, out=out[place])
 
 
-def uniform(out: Array, key: int, first: int, low: float, high: float) -> None:
-    """Fills an array of floats with numbers in [low, high), of 24 random bits each."""
+def uniform(out: Array, key: int, first: int, low: float, high: float, digits: int | None = None) -> None:
+    """Fills an array of floats with numbers in [low, high), of at most 24 random bits each. `digits`: the binary digits
+    of the dtype that the numbers are converted to, if it is another. Complex numbers have such numbers as both parts.
+    """
+    if np.iscomplexobj(out):
+        uniform(out.view(out.real.dtype), key, 2 * first, low, high, digits)
+        return
+    digits = digits or np.finfo(out.dtype).nmant + 1
+    shift, scale, last = even_numbers(low, high, digits)
     for place, chunk in words(key, first, len(out)):
-        np.multiply(chunk >> np.uint32(8), (high - low) * 2.0**-24, out=out[place])
+        np.multiply(chunk >> np.uint32(shift), scale, out=out[place])
         out[place] += low
+        np.minimum(out[place], last, out=out[place])
+
+
+def even_numbers(low: float, high: float, digits: int) -> tuple[int, float, float]:
+    """Returns how numbers in [low, high) that have so many binary digits come from words: the bits to shift a word by,
+    the factor before `low` is added, and the largest number, as a sum may round to `high`.
+    """
+    bits = min(digits, _RANDOM_BITS)  # more would round to 1
+    fraction, exponent = math.frexp(math.nextafter(high, -math.inf))
+    last = math.ldexp(math.floor(math.ldexp(fraction, digits)), exponent - digits)
+    return 32 - bits, (high - low) * 2.0**-bits, max(low, last)
 
 
 def normal(out: Array, key: int, first: int, mean: float, deviation: float) -> None:
-    """Fills an array of floats with normal numbers, each of two words (Box and Muller 1958)."""
+    """Fills an array of floats with normal numbers, each of two words (Box and Muller 1958). The deviation of complex
+    numbers is that of both parts together, as torch has it.
+    """
+    if np.iscomplexobj(out):
+        normal(out.view(out.real.dtype), key, 2 * first, mean, deviation / math.sqrt(2))
+        return
     for place, chunk in words(key, 2 * first, 2 * len(out)):
         radius, angle = (chunk[half::2].astype(np.float64) + 0.5 for half in (0, 1))
         numbers = np.sqrt(-2 * np.log(radius / _WORDS)) * np.cos(angle * (2 * np.pi / _WORDS))

@@ -2,7 +2,7 @@
 
 Model: Philox of four words of 64 bits and ten rounds (Salmon et al. 2011, doi:10.1145/2063384.2063405), in int64
 arithmetic, which wraps. A product of 64 bits by 64 bits is four products of halves. That is 400 operations: where
-Triton is there, one kernel makes the masks of dropout instead (philox_triton.py).
+Triton makes kernels, one makes the masks of dropout instead (philox_triton.py).
 
 Contract: `words`, `bernoulli` and `uniform` equal those of philox.py to the bit, by either way. `normal` equals it up
 to the device's rounding of a logarithm and a cosine in 64 bits. No call waits for the device. Tensor operations take at
@@ -11,19 +11,19 @@ most `WORKSPACE` bytes beside the result.
 
 from __future__ import annotations
 
-import functools
 import math
-import shutil
+import warnings
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from dslc.compiler.trace.private_torch import has_triton
+from dslc.runtime.technique.philox import even_numbers
 
 _BLOCK = 8  # words of 32 bits that one count of the generator makes
 _CHUNK = 1 << 20  # words made at once
-WORKSPACE = 24 * _CHUNK  # bytes: of each word an int64, once more while they are joined, and the state
+WORKSPACE = 16 * _CHUNK + 1024  # bytes: of each word an int64 and a number of 64 bits; and single numbers
 _WORDS = 2.0**32
 _MULTIPLIERS = 0xD2E7470EE14C6C93, 0xCA5A826395121157
 _KEY_STEPS = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
@@ -57,23 +57,45 @@ def bernoulli(out: Tensor, key: int, first: int, probability: float) -> None:
     else:
         for place, chunk in words(key, first, len(out), out.device):
             out[place] = chunk < limit
+            del chunk  # before the next is made
 
 
 def uniform(out: Tensor, key: int, first: int, low: float, high: float) -> None:
-    """Fills a tensor of one dim with numbers in [low, high), of 24 random bits each."""
+    """Fills a tensor of one dim with numbers in [low, high), of at most 24 random bits each. Complex numbers have such
+    numbers as both parts.
+    """
+    if out.is_complex():
+        uniform(torch.view_as_real(out).view(-1), key, 2 * first, low, high)
+        return
+    shift, scale, last = even_numbers(low, high, digits_of(out.dtype))
     for place, chunk in words(key, first, len(out), out.device):
-        numbers = (chunk >> 8).double().mul_((high - low) * 2.0**-24)
+        numbers = chunk.bitwise_right_shift_(shift).double()
+        del chunk
+        numbers.mul_(scale)
         if out.dtype == torch.float32:  # as philox.py, which adds in the dtype of the result
             numbers = numbers.float()
-        out[place] = numbers.add_(low)
+        out[place] = numbers.add_(low).clamp_(max=last)
+        del numbers
+
+
+def digits_of(dtype: torch.dtype) -> int:
+    """Returns how many binary digits the numbers of a dtype have, or their parts."""
+    return 1 - round(math.log2(torch.finfo(dtype).eps))
 
 
 def normal(out: Tensor, key: int, first: int, mean: float, deviation: float) -> None:
-    """Fills a tensor of one dim with normal numbers, each of two words (Box and Muller 1958)."""
+    """Fills a tensor of one dim with normal numbers, each of two words (Box and Muller 1958). The deviation of complex
+    numbers is that of both parts together, as torch has it.
+    """
+    if out.is_complex():
+        normal(torch.view_as_real(out).view(-1), key, 2 * first, mean, deviation / math.sqrt(2))
+        return
     for place, chunk in words(key, 2 * first, 2 * len(out), out.device):
         radius, angle = (chunk[half::2].double().add_(0.5) for half in (0, 1))
-        numbers = radius.div_(_WORDS).log_().mul_(-2).sqrt_() * angle.mul_(2 * math.pi / _WORDS).cos_()
-        out[place.start // 2 : place.stop // 2] = numbers.mul_(deviation).add_(mean)
+        del chunk
+        radius.div_(_WORDS).log_().mul_(-2).sqrt_().mul_(angle.mul_(2 * math.pi / _WORDS).cos_())
+        out[place.start // 2 : place.stop // 2] = radius.mul_(deviation).add_(mean)
+        del radius, angle
 
 
 def _signed(bits: int) -> int:
@@ -91,7 +113,11 @@ def _words(key: int, block: int, blocks: int, device: torch.device) -> Tensor:
     for number in range(_ROUNDS):
         low_key, high_key = (_signed((key >> 64 * n) + number * step) for n, step in enumerate(_KEY_STEPS))
         state = _mix(state, low_key, high_key)
-    return torch.stack([half for word in state for half in (word & _MASK, _high_half(word))], dim=1).flatten()
+    made = torch.empty(blocks, _BLOCK, dtype=torch.int64, device=device)
+    for place, word in enumerate(state):
+        made[:, 2 * place] = word & _MASK
+        made[:, 2 * place + 1] = _high_half(word)
+    return made.view(-1)
 
 
 State = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -116,7 +142,36 @@ def _high_half(x: Tensor) -> Tensor:
     return (x >> 32) & _MASK
 
 
-@functools.cache
+# --------------------------------------------------------------------------------------------- the kernel of Triton
+
+_LAUNCHED: dict[torch.device, bool] = {}  # by device: whether the kernel runs there
+
+
 def _has_kernel(device: torch.device) -> bool:
-    """True if Triton makes kernels for the device here: it compiles what launches them by a C compiler."""
-    return device.type == "cuda" and has_triton() and any(map(shutil.which, ("cc", "gcc", "clang")))
+    """True if Triton makes a kernel for the device here. Tried once, and not while a graph of a GPU is recorded."""
+    if device.type != "cuda":
+        return False
+    if device not in _LAUNCHED:
+        if torch.cuda.is_current_stream_capturing():
+            return False
+        _LAUNCHED[device] = has_triton() and _is_launched(device)
+    return _LAUNCHED[device]
+
+
+def _is_launched(device: torch.device) -> bool:
+    """Runs the kernel on a few numbers: Triton wants a C compiler, Python's headers, the driver's library and a folder
+    to write to, and says what is missing once a kernel is launched.
+    """
+    try:
+        from dslc.runtime.technique.philox_triton import fill_where_below
+
+        fill_where_below(torch.empty(_BLOCK, dtype=torch.bool, device=device), 0, 0, 1)
+    except Exception as error:  # whatever a compiler, a linker or a driver raises
+        reason = str(error).strip().partition("\n")[0]
+        warnings.warn(
+            f"Triton makes no kernel for the masks of dropout ({type(error).__name__}: {reason}); torch's operations "
+            "make the same masks, more slowly",
+            stacklevel=2,
+        )
+        return False
+    return True

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.autograd.profiler import profile
 
 from dslc.compiler.ir.program import CutDraw, DrawStep, RecomputeStep
 from dslc.compiler.trace.structures import class_name
@@ -82,29 +83,127 @@ def test_triton_makes_the_same_masks() -> None:
     pytest.importorskip("triton")
     code = """if True:
         import numpy as np, torch
-        from dslc.runtime.technique import philox
+        from dslc.runtime.technique import philox, philox_tensors
         from dslc.runtime.technique.philox_triton import fill_where_below
         for key, first, count in ((7, 0, 40), (2**127 + 5, 3, 77), (9, 5, 1), (2**64 - 1, 7, 5000), (5, 2**40, 9)):
             mask, expected = torch.zeros(count, dtype=torch.bool), np.empty(count, np.uint8)
             fill_where_below(mask, key, first, round(0.3 * 2**32))
             philox.bernoulli(expected, key, first, 0.3, 1)
             np.testing.assert_array_equal(mask.numpy(), expected)
+        assert philox_tensors._is_launched(torch.device("cpu"))
     """
     subprocess.run([sys.executable, "-c", code], env=os.environ | {"TRITON_INTERPRET": "1"}, check=True)
 
 
-def test_a_machine_without_a_c_compiler_takes_no_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    has_kernel = philox_tensors._has_kernel.__wrapped__
+def test_masks_are_made_by_operations_where_triton_makes_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(philox_tensors, "_LAUNCHED", {})
     monkeypatch.setattr(philox_tensors, "has_triton", lambda: True)
-    assert has_kernel(torch.device("cuda", 0)) and not has_kernel(CPU)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert not has_kernel(torch.device("cuda", 0))
+    monkeypatch.setenv("CC", "/no/compiler")  # a GPU, where there is one, gets no kernel by it
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert not philox_tensors._has_kernel(gpu) and not philox_tensors._LAUNCHED, "not tried while a graph is recorded"
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    with pytest.warns(UserWarning, match=r"masks of dropout \(\w+: .+\); torch's operations make the same") as told:
+        assert not any(philox_tensors._has_kernel(device) for device in (gpu, gpu, CPU))
+    assert len(told) == 1
+
+
+def test_temporary_numbers_take_what_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CPUs allocate."""
+    shrunk = 16
+    monkeypatch.setattr(philox_tensors, "_CHUNK", philox_tensors._CHUNK // shrunk)
+    fills: list[tuple[Callable[..., None], tuple[float, ...], torch.dtype]] = [
+        (philox_tensors.bernoulli, (0.3,), torch.float32),
+        (philox_tensors.uniform, (0.0, 1.0), torch.float64),
+        (philox_tensors.uniform, (0.0, 1.0), torch.float32),
+        (philox_tensors.normal, (0.0, 1.0), torch.bfloat16),
+    ]
+    for fill, chances, dtype in fills:
+        out = torch.empty(2 * philox_tensors._CHUNK, dtype=dtype)
+        with profile(profile_memory=True) as recorded:
+            fill(out, 5, 3, *chances)
+        assert recorded.kineto_results is not None
+        found = [each for each in recorded.kineto_results.events() if each.name() == "[memory]"]
+        taken = itertools.accumulate(each.nbytes() for each in sorted(found, key=lambda each: each.start_ns()))
+        assert 8 * philox_tensors._CHUNK < max(taken) <= philox_tensors.WORKSPACE // shrunk, (fill, dtype)
 
 
 @pytest.mark.slow
 def test_shapes_are_known_without_numbers() -> None:
     ((place, chunk),) = philox_tensors.words(1, 3, 20, torch.device("meta"))
     assert (place, chunk.shape, chunk.dtype) == (slice(0, 20), (20,), torch.int64)
+
+
+RANGES = st.sampled_from([(0.0, 1.0), (1.0, 2.0), (-0.7, 1.9), (0.0, 0.1), (-3.0, -1.0), (-1.0, 0.0), (4.0, 4.0)])
+FLOATS = st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16])
+
+
+def drawn_by_both(like: Tensor, name: str, *arguments: float, layer: DrawingLayer | None = None) -> list[Tensor]:
+    """Returns what a layer draws by tensor operations, and by numpy: a row for each sample."""
+    made = []
+    draw_kernels.replace_kernels("cpu")
+    for is_on_tensors in (True, False):
+        library = draw_kernels.replace_tensor_kernels("CPU") if is_on_tensors else None
+        ACTIVE.samples = SamplePass(seed=1, step=2, first=8, samples=len(like))
+        ACTIVE.layer = layer or DrawingLayer(name="net")
+        try:
+            made.append(getattr(torch.empty_like(like), name)(*arguments))
+        finally:
+            ACTIVE.samples = ACTIVE.layer = None
+            if library is not None:
+                library._destroy()
+                draw_kernels.replace_tensor_kernels.cache_clear()
+    return made
+
+
+@given(RANGES, FLOATS)
+@settings(max_examples=20, deadline=None)
+def test_even_numbers_stay_below_the_end_in_every_width(span: tuple[float, float], dtype: torch.dtype) -> None:
+    low, high = span
+    by_tensors, by_numpy = drawn_by_both(torch.empty(4, 5000, dtype=dtype), "uniform_", low, high)
+    assert torch.equal(by_tensors, by_numpy)
+    numbers = by_numpy.double()
+    assert low <= numbers.min() + abs(low) * torch.finfo(dtype).eps
+    assert numbers.max() < high if low < high else numbers.eq(low).all()
+    assert abs(numbers.mean() - (low + high) / 2) <= (high - low) * (0.01 + torch.finfo(dtype).eps)
+
+
+def test_half_widths_reach_all_numbers_but_the_end() -> None:
+    """The largest word becomes the number before `high`, also where adding `low` rounds up."""
+    for dtype, last in ((torch.bfloat16, 1 - 2**-8), (torch.float16, 1 - 2**-11)):
+        by_tensors, by_numpy = drawn_by_both(torch.empty(4, 5000, dtype=dtype), "uniform_")
+        assert by_tensors.max() == by_numpy.max() == last and by_numpy.min() == 0
+    shift, scale, last = philox.even_numbers(1.0, 2.0, 24)
+    largest = np.float32((0xFFFF_FFFF >> shift) * scale) + np.float32(1)
+    assert largest == 2 and last == np.nextafter(np.float32(2), np.float32(1))
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128, torch.complex32])
+def test_both_parts_of_complex_numbers_are_drawn(dtype: torch.dtype) -> None:
+    for name, arguments, mean, deviation in (
+        ("normal_", (3.0, 2.0), 3, 2 / 2**0.5),
+        ("uniform_", (0.0, 1.0), 0.5, 1 / 12**0.5),
+    ):
+        made = drawn_by_both(torch.empty(4, 3000, dtype=dtype), name, *arguments)
+        parts, by_numpy = (torch.view_as_real(numbers).double() for numbers in made)
+        torch.testing.assert_close(parts, by_numpy, rtol=1e-2 if dtype == torch.complex32 else 1e-5, atol=1e-5)
+        for part in parts.unbind(-1):
+            assert abs(part.mean() - mean) < 0.05 and abs(part.std() - deviation) < 0.05
+        assert abs(torch.corrcoef(parts.flatten(0, 1).T)[0, 1]) < 0.05
+    with pytest.raises(NotImplementedError):
+        drawn_by_both(torch.empty(4, 3, dtype=dtype), "bernoulli_", 0.5)
+
+
+def test_a_rank_takes_its_piece_of_complex_numbers() -> None:
+    cut = CutDraw(module="", number=0, shape=(2, 6), dim=1, outer=1, size=6, parts=())
+    whole = drawn_by_both(torch.empty(4, 2, 6, dtype=torch.complex64), "normal_")
+    for number in range(2):
+        cuts = sample_draws._pieces_of(DrawStep(tensor=(cut,)), "", {"tensor": number}, {"tensor": 2})
+        layer = DrawingLayer(name="net", cuts=cuts)
+        made = drawn_by_both(torch.empty(4, 2, 3, dtype=torch.complex64), "normal_", layer=layer)
+        for piece, numbers in zip(made, whole, strict=True):
+            assert torch.equal(piece, numbers[..., 3 * number : 3 * number + 3])
 
 
 class Drawing(nn.Module):
