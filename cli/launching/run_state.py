@@ -227,8 +227,13 @@ def runs_in(folder: str) -> list[str]:
 
 
 def _runs_below(folder: str, deep: int) -> list[str]:
+    """Returns the run directories below a folder; none below one that cannot be listed."""
+    try:
+        names = sorted(os.listdir(folder)) if deep else []
+    except OSError:
+        return []
     found = []
-    for name in sorted(os.listdir(folder)) if deep else ():
+    for name in names:
         inner = os.path.join(folder, name)
         if not name.startswith(".") and os.path.isdir(inner):
             found += [inner] if _is_run(inner) else _runs_below(inner, deep - 1)
@@ -239,8 +244,11 @@ def _is_run(folder: str) -> bool:
     return any(os.path.exists(os.path.join(folder, name)) for name in _RUN)
 
 
-def run_states(folders: Sequence[str]) -> list[RunState]:
-    """Returns where each of the runs stands; SLURM is asked once for each of its jobs."""
+def run_states(folders: Sequence[str], *, ask_clusters: bool = True, now: float | None = None) -> list[RunState]:
+    """Returns where each of the runs stands; SLURM is asked once for each of its jobs. Without `ask_clusters` a run
+    that was submitted stands where its launcher has said last. With `now`, the time by this machine's clock, nothing is
+    written to find out whether a launcher of another host is overdue.
+    """
     submitted = {folder: read_submission(folder) for folder in folders}
     told = {folder: read_status(folder) for folder in folders}
     jobs = [
@@ -248,8 +256,8 @@ def run_states(folders: Sequence[str]) -> list[RunState]:
         for folder, each in submitted.items()
         if each is not None and each.cluster == "slurm" and not _has_said_all(told[folder])
     ]
-    queue = Queue(jobs)
-    return [_run_state(folder, told[folder], submitted[folder], queue) for folder in folders]
+    queue = Queue(jobs) if ask_clusters else None
+    return [_run_state(folder, told[folder], submitted[folder], queue, now) for folder in folders]
 
 
 def _has_ended(status: RunStatus | None) -> bool:
@@ -261,22 +269,29 @@ def _has_said_all(status: RunStatus | None) -> bool:
     return status is not None and (status.state == "done" or status.asked == "dslc stop")
 
 
-def _run_state(folder: str, told: RunStatus | None, submitted: Submission | None, queue: Queue) -> RunState:
+def _run_state(
+    folder: str, told: RunStatus | None, submitted: Submission | None, queue: Queue | None, now: float | None
+) -> RunState:
     if told is None and submitted is None:
         ended = os.path.exists(os.path.join(folder, "report.json"))
         why = "done, by an older dslc" if ended else "an older dslc has run it, and has not said how it ended"
         return RunState(folder=folder, state="unknown", message=why)
     told = told or RunStatus(state="waiting")
     found = RunState(**vars(told), folder=folder, submitted=submitted)
+    if submitted is None:
+        silent = silence(folder, told, now)
+        return _with_state(found, "gone", silent) if silent else found
+    if queue is None:
+        return found
     if _has_ended(told):
-        undecided = submitted is not None and queue.state(submitted.job)[0] == "RUNNING" and not _has_said_all(told)
+        undecided = queue.state(submitted.job)[0] == "RUNNING" and not _has_said_all(told)
         return _with_state(found, "restarting", "") if undecided else found
-    silent = silence(folder, told)
-    if submitted is not None and submitted.cluster == "slurm" and (silent or told.state == "waiting"):
+    silent = silence(folder, told, now)
+    if not silent and told.state != "waiting":
+        return found
+    if submitted.cluster == "slurm":
         return _state_in_queue(found, submitted, queue, silent)
-    if submitted is not None and submitted.cluster == "kubernetes" and (silent or told.state == "waiting"):
-        return _state_of_pods(found, submitted, silent)
-    return _with_state(found, "gone", silent) if silent else found
+    return _state_of_pods(found, submitted, silent)
 
 
 def _state_in_queue(found: RunState, submitted: Submission, queue: Queue, silent: str) -> RunState:

@@ -1,24 +1,28 @@
 """The runs at and below a folder, from their files, as `dslc ui` shows them.
 
 Model: each look at the folder lists its runs, asks where they stand, and reads new jobs and new records for `_PATIENCE`
-seconds at most: the next look goes on. What changed has the number of that look, its revision, so that a page asks for
-what it does not have yet.
+seconds at most: the next look goes on where it stopped. What changed has the number of that look, its revision, so
+that a page asks for what it does not have yet.
 
-Contract: nothing is written. Runs are known by their paths within the folder: a name that is none of a run has no
-curves, whatever file it leads to.
+Contract: nothing is written; so whether a launcher of another host is overdue is told by this machine's clock. Curves
+are asked for by the number that a run has here: no question names a file.
 
-Limits: clusters are asked where a job stands every `_CLUSTER_LOOK` seconds.
+Limits: clusters are asked where a job stands every `_CLUSTER_LOOK` seconds. Between two of these a job is where its
+status file says.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dslc.compiler.facts.untrusted_files import open_file
 from dslc.compiler.ir.codec import to_json
 from dslc.launching.run_state import RunState, run_states, runs_in
 from dslc.runs.metric_summary import MetricSummary, directions
@@ -37,7 +41,8 @@ from dslc.ui.job_differences import (
 
 _CLUSTER_LOOK = 15.0
 _PATIENCE = 0.3  # seconds that a look may read
-_MOST_RECORDS = 20_000  # of one answer with curves
+_MOST_LINES = 20_000  # of records, that one answer with curves covers
+_COMPARED = 64  # bytes before a position in a file, which tell whether it is the same file
 FileStamp = tuple[int, int, int]  # inode, bytes, and the time of the last change in nanoseconds
 
 
@@ -52,12 +57,14 @@ class _WatchedRun:
     number: int
     state: RunState | None = None
     status_stamp: FileStamp | None = None
+    is_undecided: bool = True  # the status file has changed since its cluster was asked
     job_stamp: FileStamp | None = None
     settings: Mapping[str, SettingValue] = field(default_factory=dict)
     highest: Mapping[str, bool] = field(default_factory=dict)
     summary: MetricSummary = field(default_factory=lambda: MetricSummary({}))
     follower: Follower | None = None
     metrics_stamp: FileStamp | None = None
+    cursor: str = ""
     is_read: bool = False  # to the end of its records
     shown: dict[str, Any] = field(default_factory=dict)
     changed: int = 0
@@ -76,17 +83,19 @@ class _WatchedRun:
     def read_records(self, deadline: float) -> bool:
         """Reads the records that were added; returns False if `deadline` comes before their end."""
         stamp = _stamp(self.folder, METRICS)
-        if self.follower is None or _is_rewritten(self.metrics_stamp, stamp):
-            self.follower, self.summary = Follower(os.path.join(self.folder, METRICS)), MetricSummary(self.highest)
-        elif stamp == self.metrics_stamp and self.is_read:
+        if self.follower is not None and stamp == self.metrics_stamp and self.is_read:
             return True
-        self.metrics_stamp, self.is_read = stamp, False
-        for n, record in enumerate(_records(self.follower)):
-            self.summary.add(record)
-            if n % 100 == 99 and time.monotonic() > deadline:
-                return False
-        self.is_read = True
-        return True
+        if self.follower is None or _cursor(self.folder, stamp, self.follower.position) != self.cursor:
+            self.follower, self.summary = Follower(os.path.join(self.folder, METRICS)), MetricSummary(self.highest)
+        self.metrics_stamp, self.is_read = stamp, True
+        for record in _records(self.follower):
+            if record is not None:
+                self.summary.add(record)
+            if time.monotonic() > deadline:
+                self.is_read = False
+                break
+        self.cursor = _cursor(self.folder, stamp, self.follower.position)
+        return self.is_read
 
     def to_json(self, differing: list[str], comparable: set[str]) -> dict[str, Any]:
         """Returns what the page has of the run. A setting is its text, and its number where it is one in each job;
@@ -118,12 +127,15 @@ class _WatchedRun:
 class RunBoard:
     """The runs of a folder. Several threads may ask. Two looks are `pause` seconds apart, once everything is read."""
 
-    def __init__(self, folder: str, pause: float = 0.5) -> None:
-        self._folder, self._pause = folder, pause
+    def __init__(
+        self, folder: str, pause: float = 0.5, *, patience: float = _PATIENCE, cluster_pause: float = _CLUSTER_LOOK
+    ) -> None:
+        self._folder, self._pause, self._patience, self._cluster_pause = folder, pause, patience, cluster_pause
         self._lock = threading.Lock()
         self._runs: dict[str, _WatchedRun] = {}
         self._differing: list[str] = []
         self._revision, self._listed, self._count = 0, 0, 0
+        self._next = 0  # the number of the run at which the last look stopped
         self._due = self._cluster_due = 0.0
         self._is_complete = False
 
@@ -139,28 +151,28 @@ class RunBoard:
                 "runs": [run.shown for run in self._runs.values() if run.changed > after],
             }
 
-    def curves(self, name: str, cursor: str) -> dict[str, Any] | None:
+    def curves(self, number: int, cursor: str) -> dict[str, Any] | None:
         """Returns the curves of the records behind a cursor, thinned, and the next cursor; None for no run. Another
         cursor than the last answer's, as after a resume that has written the records anew, begins anew.
         """
         with self._lock:
-            run = self._runs.get(name)
+            run = next((run for run in self._runs.values() if run.number == number), None)
         if run is None:
             return None
-        stamp = _stamp(run.folder, METRICS)
-        inode, size = stamp[:2] if stamp else (0, 0)
-        known, _, position = cursor.partition(".")
-        begin = int(position) if known == str(inode) and position.isdecimal() and int(position[:19]) <= size else 0
+        stamp, position = _stamp(run.folder, METRICS), _position(cursor)
+        begin = position if cursor == _cursor(run.folder, stamp, position) else 0
         follower = Follower(os.path.join(run.folder, METRICS), begin)
-        records = []
-        for record in _records(follower):
-            records.append(record)
-            if len(records) == _MOST_RECORDS:
+        records, is_more, deadline = list[Record](), False, time.monotonic() + self._patience
+        for n, record in enumerate(_records(follower), 1):
+            if record is not None:
+                records.append(record)
+            if n == _MOST_LINES or time.monotonic() > deadline:
+                is_more = True
                 break
         return {
-            "cursor": f"{inode}.{follower.position}",
+            "cursor": _cursor(run.folder, stamp, follower.position),
             "anew": begin == 0,
-            "more": len(records) == _MOST_RECORDS,
+            "more": is_more,
             "curves": [to_json(curve) for curve in curves(records)],
         }
 
@@ -173,14 +185,7 @@ class RunBoard:
         self._revision += 1
         self._list_runs()
         self._read_states(now)
-        deadline = time.monotonic() + _PATIENCE
-        self._is_complete = True
-        for run in self._runs.values():
-            if time.monotonic() > deadline:
-                self._is_complete = False
-                break
-            run.read_job()
-            self._is_complete = run.read_records(deadline) and self._is_complete
+        self._read_runs()
         jobs = [run.settings for run in self._runs.values() if run.settings]
         self._differing, comparable = differing_settings(jobs), comparable_settings(jobs)
         for run in self._runs.values():
@@ -188,6 +193,20 @@ class RunBoard:
             if shown != run.shown:
                 run.shown, run.changed = shown, self._revision
         self._due = time.monotonic() + self._pause * self._is_complete
+
+    def _read_runs(self) -> None:
+        """Reads jobs and records, from the run on at which the last look stopped: at least one, and then those that
+        `patience` allows."""
+        deadline = time.monotonic() + self._patience
+        runs = list(self._runs.values())
+        begin = next((n for n, run in enumerate(runs) if run.number == self._next), 0)
+        self._is_complete = True
+        for n, run in enumerate([*runs[begin:], *runs[:begin]]):
+            if n and time.monotonic() > deadline:
+                self._next, self._is_complete = run.number, False
+                break
+            run.read_job()
+            self._is_complete = run.read_records(deadline) and self._is_complete
 
     def _list_runs(self) -> None:
         folders = runs_in(self._folder) if os.path.isdir(self._folder) else []
@@ -202,26 +221,39 @@ class RunBoard:
         self._runs, self._listed = runs, self._revision
 
     def _read_states(self, now: float) -> None:
-        asks_cluster = now >= self._cluster_due
-        if asks_cluster:
-            self._cluster_due = now + _CLUSTER_LOOK
+        """Reads where runs stand: from their files if these have changed, or may be silent; and asks the clusters, at
+        times, for the runs that were submitted."""
         due = []
         for run in self._runs.values():
             stamp = _stamp(run.folder, STATUS)
-            is_asked = run.state is not None and (run.state.submitted is None or asks_cluster)
-            if run.state is None or stamp != run.status_stamp or (is_asked and not run.state.has_ended):
+            if run.state is None or stamp != run.status_stamp:
+                run.is_undecided = True
+                due.append(run)
+            elif run.state.submitted is None and not run.state.has_ended:
                 due.append(run)
             run.status_stamp = stamp
-        for run, state in zip(due, run_states([run.folder for run in due]), strict=True):
+        states = run_states([run.folder for run in due], ask_clusters=False, now=time.time())
+        for run, state in zip(due, states, strict=True):
             run.state = state
+        if now >= self._cluster_due:
+            self._cluster_due = now + self._cluster_pause
+            self._ask_clusters()
+
+    def _ask_clusters(self) -> None:
+        submitted = [run for run in self._runs.values() if run.state is not None and run.state.submitted is not None]
+        due = [run for run in submitted if run.state is not None and (run.is_undecided or not run.state.has_ended)]
+        for run, state in zip(due, run_states([run.folder for run in due], now=time.time()), strict=True):
+            run.state, run.is_undecided = state, False
 
 
-def _records(follower: Follower) -> Iterator[Record]:
-    for line in follower.new():
-        try:
-            yield finite(parse_record(line.encode()))  # JSON has no word for other numbers
-        except ValueError:
-            continue  # written by another program
+def _records(follower: Follower) -> Iterator[Record | None]:
+    """Yields the records that were added, and None for what is none: another program has written it."""
+    for line in follower.parts():
+        record = None
+        if line is not None:
+            with contextlib.suppress(ValueError, RecursionError):  # lists in lists, deeper than they can be copied
+                record = finite(parse_record(line.encode()))  # JSON has no word for other numbers
+        yield record
 
 
 def _stamp(folder: str, name: str) -> FileStamp | None:
@@ -232,6 +264,19 @@ def _stamp(folder: str, name: str) -> FileStamp | None:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _is_rewritten(before: FileStamp | None, now: FileStamp | None) -> bool:
-    """True if a file is another one, and not the same with more at its end."""
-    return before is not None and (now is None or now[0] != before[0] or now[1] < before[1])
+def _cursor(folder: str, stamp: FileStamp | None, position: int) -> str:
+    """Returns where the records of a run are read up to. Later the same position has the same cursor, unless the file
+    was written anew: the inode alone does not tell, as the file system gives the one of a removed file to the next.
+    """
+    try:
+        with open_file(os.path.join(folder, METRICS)) as file:
+            file.seek(max(position - _COMPARED, 0))
+            before = file.read(min(position, _COMPARED))
+    except OSError:
+        return ""
+    return f"{stamp[0]}.{position}.{zlib.crc32(before)}" if stamp else ""
+
+
+def _position(cursor: str) -> int:
+    position = (cursor.split(".") + [""])[1]
+    return int(position) if position.isdecimal() and len(position) < 19 else 0

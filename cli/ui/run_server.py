@@ -1,8 +1,8 @@
 """The server of `dslc ui`: a page, and what it asks for, on the loopback interface.
 
 Contract: an answer needs the token of the address, and a `Host` that names this server, so that no other page and no
-other name of this address reads it. There is no method but GET. No path names a file: `run` is a name that `RunBoard`
-knows.
+other name of this address reads it. There is no method but GET. No path names a file: `run` is a number that
+`RunBoard` knows.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ from dslc.ui.runs_page import runs_page
 
 HOST = "127.0.0.1"
 _IDLE = 30.0  # seconds that a connection may be silent
+_MOVED = (
+    "This server answers to {host}:{port} and localhost:{port} alone. To reach it from another machine, forward the "
+    "same port: `ssh -L {port}:{host}:{port} MACHINE`.\n"
+)
 _OLD = "This address needs the token that `dslc ui` has printed, which is another one at each start.\n"
 
 
@@ -52,25 +56,26 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _IDLE
 
     def do_GET(self) -> None:
-        path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
-        values = {name: texts[0] for name, texts in query.items()}
-        if not self._is_allowed(values.get("token", "")):
+        try:
+            address = urlsplit(self.path)
+            values = {name: texts[0] for name, texts in parse_qs(address.query).items()}
+        except ValueError:  # a bracket without its other, too many fields
+            self._reply(HTTPStatus.BAD_REQUEST, "This is no address.\n", "text/plain")
+            return
+        path, port = address.path, self.server.server_port
+        if not secrets.compare_digest(values.get("token", "").encode(errors="replace"), self.server.token.encode()):
             self._reply(HTTPStatus.FORBIDDEN, _OLD, "text/plain")
+        elif self.headers.get("Host") not in hosts(port):
+            self._reply(HTTPStatus.FORBIDDEN, _MOVED.format(host=HOST, port=port), "text/plain")
         elif path == "/":
             nonce = secrets.token_urlsafe(12)
             self._reply(HTTPStatus.OK, runs_page(self.server.title, nonce), "text/html", nonce)
         elif path == "/runs":
-            after = values.get("after", "")
-            self._reply_json(self.server.board.changes(int(after) if after.isdecimal() and len(after) < 16 else 0))
+            self._reply_json(self.server.board.changes(_number(values.get("after", ""))))
         elif path == "/curves":
-            self._reply_json(self.server.board.curves(values.get("run", ""), values.get("cursor", "")))
+            self._reply_json(self.server.board.curves(_number(values.get("run", "")), values.get("cursor", "")))
         else:
             self._reply_json(None)
-
-    def _is_allowed(self, token: str) -> bool:
-        hosts = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
-        known = secrets.compare_digest(token.encode(), self.server.token.encode())
-        return known and self.headers.get("Host") in hosts
 
     def _reply_json(self, value: object) -> None:
         status = HTTPStatus.NOT_FOUND if value is None else HTTPStatus.OK
@@ -96,3 +101,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *values: object) -> None:
         """Logs nothing: a request holds the token."""
+
+
+def hosts(port: int) -> set[str]:
+    """Returns the names of a server in `Host`; browsers leave out the port 80."""
+    names = {HOST, "localhost"}
+    return {f"{name}:{port}" for name in names} | (names if port == 80 else set())
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() and len(text) < 16 else 0

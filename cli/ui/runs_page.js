@@ -10,6 +10,8 @@ const token = new URLSearchParams(location.search).get("token") ?? "";
 const runs = new Map();
 /** @type {Map<string, {cursor: string, bytes: number, curves: Curve[]}>} */
 const records = new Map();
+/** @type {Map<string, number>} */
+const failed = new Map(); // the bytes of runs whose curves could not be read
 /** @type {Set<string>} */
 const shownNames = new Set();
 /** @type {Map<string, Filter>} */
@@ -58,7 +60,7 @@ function takeNames(names, changed) {
     const run = before.get(name);
     if (run) runs.set(name, run);
   }
-  for (const name of records.keys()) if (!runs.has(name)) records.delete(name);
+  for (const known of [records, failed]) for (const name of known.keys()) if (!runs.has(name)) known.delete(name);
 }
 
 /** Shows the curves of the runs that have changed last. */
@@ -68,14 +70,17 @@ function chooseShown() {
   for (const run of newest.slice(0, MOST_SHOWN)) shownNames.add(run.name);
 }
 
-/** Reads the new records of the runs that are shown. Returns whether one has more. */
+/** Reads the new records of the runs that are shown. Returns whether one has more. A run that fails takes no other with it,
+ * and is asked for again when it has other bytes. */
 async function readCurves() {
   const due = [...shownNames].flatMap((name) => runs.get(name) ?? [])
-    .filter((run) => run.bytes !== (records.get(run.name)?.bytes ?? 0));
+    .filter((run) => run.bytes !== (records.get(run.name)?.bytes ?? 0) && run.bytes !== failed.get(run.name));
   let isMore = due.length > MOST_AT_ONCE;
-  await Promise.all(due.slice(0, MOST_AT_ONCE).map(async (run) => {
+  await Promise.allSettled(due.slice(0, MOST_AT_ONCE).map(async (run) => {
     const known = records.get(run.name) ?? { cursor: "", bytes: 0, curves: [] };
-    const next = /** @type {NewCurves} */ (await ask("curves", { run: run.name, cursor: known.cursor }));
+    failed.set(run.name, run.bytes);
+    const next = /** @type {NewCurves} */ (await ask("curves", { run: String(run.number), cursor: known.cursor }));
+    failed.delete(run.name);
     isMore ||= next.more;
     records.set(run.name, { cursor: next.cursor, bytes: next.more ? -1 : run.bytes, curves: extended(known.curves, next) });
   }));
@@ -90,6 +95,7 @@ async function poll() {
     document.body.classList.remove("lost");
   } catch (error) {
     const isOld = String(error).includes("403");
+    failed.clear(); // it may have been the connection
     document.body.classList.add("lost");
     statusLine.textContent = isOld ? "This address is of an earlier start of dslc ui." : "dslc ui has ended, or cannot be reached.";
     if (isOld) return;
@@ -102,6 +108,7 @@ async function poll() {
 /** @param {Run} run */
 function toggle(run) {
   if (!shownNames.delete(run.name)) shownNames.add(run.name);
+  failed.delete(run.name);
   show();
   showCharts();
   readCurves();

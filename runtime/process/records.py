@@ -245,6 +245,12 @@ class Follower:
         self._path, self.position = path, begin
 
     def new(self) -> Iterator[str]:
+        return (line for line in self.parts() if line is not None)
+
+    def parts(self) -> Iterator[str | None]:
+        """Yields the new lines, and None for each part of a line that no training writes, as it is very long: a reader
+        may stop at each.
+        """
         try:
             with open_file(self._path) as file:
                 file.seek(self.position)
@@ -253,7 +259,8 @@ class Follower:
                         self.position += len(line)
                         yield line.decode(errors="replace")
                     elif len(line) == LINE_LIMIT:
-                        self.position += len(line)  # of a line that no training writes
+                        self.position += len(line)
+                        yield None
                     else:
                         break
         except OSError:

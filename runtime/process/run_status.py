@@ -85,23 +85,29 @@ def read_status(run_dir: str) -> RunStatus | None:
     return status if status.state in STATES and all(count >= 0 for count in counts) else None
 
 
-def silence(run_dir: str, status: RunStatus) -> str:
-    """Returns in words how it is known that the launcher of a run is gone; "" if it is there, or not overdue."""
+def silence(run_dir: str, status: RunStatus, now: float | None = None) -> str:
+    """Returns in words how it is known that the launcher of a run is gone; "" if it is there, or not overdue at `now`,
+    as `file_age` has it.
+    """
     if status.state not in ALIVE:
         return ""
     who = f"its launcher, process {status.process} on {status.host},"
     if status.place == _place():
         return "" if status.began == _began(status.process) else f"{who} is gone"
-    seconds = file_age(os.path.join(run_dir, NAME))
+    seconds = file_age(os.path.join(run_dir, NAME), now)
     return f"{who} has given no sign of life for {seconds:.0f} s" if seconds > status.within else ""
 
 
-def file_age(path: str) -> float:
-    """Returns the seconds since a file was written, by the clock of the file system where this can be asked."""
+def file_age(path: str, now: float | None = None) -> float:
+    """Returns the seconds from when a file was written to `now`; None asks the clock of the file system, where this can
+    be asked, by a file without a name.
+    """
     try:
         written = os.stat(path).st_mtime
     except OSError:
         return 0.0
+    if now is not None:
+        return now - written
     now = time.time()
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=os.path.dirname(path)) as file:
         now = os.fstat(file.fileno()).st_mtime

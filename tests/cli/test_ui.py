@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,12 +23,13 @@ from helpers.paths import EXAMPLES, ROOT
 
 from dslc.dsl.meaning.load import load
 from dslc.dsl.meaning.write import anchored, write
+from dslc.launching.run_state import Submission, write_submission
 from dslc.runs.run_figures import MOST_POINTS
 from dslc.runtime.process.records import NAME, Records
 from dslc.runtime.process.run_status import RunStatus, write_status
 from dslc.ui.job_differences import comparable_settings, differing_settings, job_settings, read_job
 from dslc.ui.run_board import RunBoard
-from dslc.ui.run_server import RunServer
+from dslc.ui.run_server import RunServer, hosts
 from dslc.ui.runs_page import SCRIPTS, SHARED_SCRIPTS
 
 DIGITS = EXAMPLES / "digits.plt"
@@ -128,30 +131,124 @@ def test_only_what_has_changed_is_sent_again(runs: Path) -> None:
 
 def test_curves_go_on_where_they_were(runs: Path) -> None:
     board, folder = board_of(runs), runs / "lr=0.1"
-    first = board.curves("lr=0.1", "")
+    first = board.curves(2, "")
     assert first is not None and first["anew"] and not first["more"]
     assert [curve["points"][-1][0] for curve in first["curves"]] == [8, 8, 8]
-    nothing = board.curves("lr=0.1", first["cursor"])
+    nothing = board.curves(2, first["cursor"])
     assert nothing == {"cursor": first["cursor"], "anew": False, "more": False, "curves": []}
     with open(folder / NAME, "a", encoding="utf-8") as file:
         file.write('{"step": 9, "split": "train", "loss": 2.0}\n{"step": 10, "spl')
-    next_records = board.curves("lr=0.1", first["cursor"])
+    next_records = board.curves(2, first["cursor"])
     assert next_records is not None and next_records["curves"] == [
         {"metric": "loss", "split": "train", "points": ((9, 2.0),)}
     ]
     assert not next_records["anew"]
     add_records(folder, 6, 7)  # a training that resumes after step 5 writes the file anew
-    resumed = board.curves("lr=0.1", next_records["cursor"])
+    resumed = board.curves(2, next_records["cursor"])
     assert resumed is not None and resumed["anew"] and resumed["curves"][0]["points"][-1][0] == 7
+    text = (folder / NAME).read_text()
+    (folder / NAME).write_text(text.replace("seconds", "second") + text)  # anew and longer, and with the same inode
+    rewritten = board.curves(2, resumed["cursor"])
+    assert rewritten is not None and rewritten["anew"]
     for odd in ("x", "0.99999999999999999999", f"{first['cursor'].partition('.')[0]}.-1"):
-        assert board.curves("lr=1.0", odd)["anew"]  # type: ignore[index]
+        assert board.curves(3, odd)["anew"]  # type: ignore[index]
+
+
+def test_a_file_that_is_written_anew_is_not_taken_for_one_that_has_grown(runs: Path) -> None:
+    board, file = board_of(runs), runs / "lr=0.1" / NAME
+    before, inode = board.changes(0), file.stat().st_ino
+    file.write_text("".join(f'{{"step": {n}, "split": "train", "loss": 9, "other": 1}}\n' for n in range(1, 50)))
+    (run,) = board.changes(before["revision"])["runs"]
+    assert file.stat().st_ino == inode and run["last"] == {"train loss": 9, "train other": 1} and run["best"] == {}
+
+
+def test_each_look_goes_on_where_the_last_one_stopped(runs: Path) -> None:
+    board = RunBoard(str(runs), pause=0, patience=0)  # a line at each look
+    for _ in range(9):
+        looks = board.changes(0)
+    assert [run["last"]["train loss"] for run in looks["runs"]] == [pytest.approx(1 / 3)] * 3
+    with open(runs / "lr=0.1" / NAME, "w", encoding="utf-8") as file:
+        file.write("no record\n" * 3 + "x" * (1 << 22) + "\n")
+    answers, cursor = 0, ""
+    while (part := board.curves(2, cursor)) is not None and part["more"]:
+        assert part["curves"] == []
+        answers, cursor = answers + 1, part["cursor"]
+    assert answers >= 6
+
+
+def test_lines_that_are_no_records_are_left_out(runs: Path) -> None:
+    deep = "[" * 900 + "]" * 900
+    with open(runs / "lr=0.1" / NAME, "a", encoding="utf-8") as file:
+        file.write(f'[]\n{{"step": 9, "split": "train", "odd": {deep}}}\n{{"step": 10, "split": "train", "loss": 3}}\n')
+    board = board_of(runs)
+    curves = board.curves(2, "")
+    assert curves is not None and curves["curves"][0]["points"][-1] == (10, 3)
+
+
+def test_a_folder_whose_name_is_not_unicode_has_curves(runs: Path) -> None:
+    (runs / "lr=1.0").rename(runs / os.fsdecode(b"lr=\xff"))
+    board = board_of(runs)
+    run = json.loads(json.dumps(board.changes(0)))["runs"][2]
+    curves = board.curves(run["number"], "")
+    assert curves is not None and len(curves["curves"]) == 3
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can list each folder")
+def test_a_folder_that_cannot_be_listed_hides_no_other(runs: Path) -> None:
+    (runs / "closed").mkdir(mode=0)
+    assert board_of(runs).changes(0)["names"] == ["lr=0.01", "lr=0.1", "lr=1.0"]
+
+
+def test_a_cluster_is_asked_at_times_and_not_at_each_sign_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run_folder(tmp_path / "runs", "first", state="running", steps=3)
+    write_submission(str(folder), Submission(cluster="slurm", job="12", script="job.sh"))
+    asked, commands = tmp_path / "asked", tmp_path / "bin"
+    commands.mkdir()
+    (commands / "squeue").write_text(f"#!/bin/sh\necho >> {asked}\necho '12|RUNNING|None'\n")
+    (commands / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", str(commands), prepend=os.pathsep)
+
+    def line() -> str:
+        (run,) = board.changes(0)["runs"]
+        return str(run["line"])
+
+    board = RunBoard(str(tmp_path / "runs"), pause=0, cluster_pause=3600)
+    assert line() == "running in SLURM as job 12 at step 3 of 1000"
+    for step in (4, 5):
+        write_status(str(folder), RunStatus(state="running", step=step, steps=1000))
+        assert f"step {step} " in line()
+    write_status(str(folder), RunStatus(state="failed", step=5, steps=1000))
+    assert line().startswith("failed") and asked.read_text() == "\n"
+    board._cluster_due = 0.0
+    assert line().startswith("restarting")  # its script starts it again
+    write_status(str(folder), RunStatus(state="done", step=6, steps=1000))
+    assert line().startswith("done") and asked.read_text() == "\n" * 2
+
+
+def test_a_launcher_of_another_host_is_overdue_and_nothing_is_written(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = runs / "lr=0.1" / "status.json"
+    status = json.loads(file.read_text()) | {"state": "running", "place": "another", "host": "h"}
+    file.write_text(json.dumps(status))
+
+    def refuse(**_: object) -> None:
+        raise AssertionError("a file is written")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    board = board_of(runs)
+    assert board.changes(0)["runs"][1]["line"].startswith("running at step 8")
+    os.utime(file, (0, 0))
+    assert "process" in (line := board.changes(0)["runs"][1]["line"]) and "no sign of life" in line
 
 
 def test_a_number_that_is_not_finite_is_null(runs: Path) -> None:
     with open(runs / "lr=0.1" / NAME, "a", encoding="utf-8") as file:
         file.write('{"step": 9, "split": "train", "loss": NaN}\n{"step": 10, "split": "train", "loss": 1e999}\n')
     board = board_of(runs)
-    curves = board.curves("lr=0.1", "")
+    curves = board.curves(2, "")
     assert curves is not None and curves["curves"][0]["points"][-2:] == ((9, None), (10, None))
     json.dumps([curves, board.changes(0)], allow_nan=False)
 
@@ -162,7 +259,7 @@ def test_a_long_run_is_sent_in_parts_each_thinned(runs: Path) -> None:
     board = board_of(runs)
     cursor, steps, answers = "", list[int](), 0
     while True:
-        part = board.curves("lr=0.1", cursor)
+        part = board.curves(2, cursor)
         assert part is not None and part["anew"] == (cursor == "")
         (curve,) = part["curves"]
         assert len(curve["points"]) <= MOST_POINTS
@@ -203,7 +300,11 @@ def test_nobody_gets_an_answer_without_the_token_and_the_name_of_the_server(serv
             status, text = answer(server, path, **values)
             assert status == 403 and "digits" not in text and "lr=" not in text
         for host in ("evil.example", f"evil.example:{server.server_port}", "127.0.0.1", "localhost:1"):
-            assert answer(server, path, host, token=token)[0] == 403
+            status, text = answer(server, path, host, token=token)
+            assert status == 403 and f"ssh -L {server.server_port}:" in text
+            assert "ssh" not in answer(server, path, host)[1]
+    assert hosts(80) == {"127.0.0.1", "127.0.0.1:80", "localhost", "localhost:80"}
+    assert answer(server, "http://[/") == (400, "This is no address.\n")
     assert answer(server, "/", f"localhost:{server.server_port}", token=token)[0] == 200
     status, page = answer(server, "/", token=token)
     assert status == 200 and token not in page and "http" not in page.replace("http://www.w3.org/2000/svg", "")
@@ -215,8 +316,8 @@ def test_it_reads_runs_alone_and_writes_nothing(server: RunServer, runs: Path) -
     (runs.parent / "other" / NAME).write_text('{"step": 1, "split": "train", "loss": 0.5}\n')
     files = {path: path.read_bytes() for path in runs.parent.rglob("*") if path.is_file()}
     assert answer(server, "/runs", token=token)[0] == 200
-    assert answer(server, "/curves", token=token, run="lr=0.1")[0] == 200
-    for name in ("", ".", "..", "../other", "lr=0.1/../../other", str(runs.parent / "other"), "lr=0.1/", "lr=0.1\0"):
+    assert answer(server, "/curves", token=token, run="2")[0] == 200
+    for name in ("", "0", "-1", "4", "9" * 5000, "2\0", "lr=0.1", "..", "../other", str(runs.parent / "other")):
         assert answer(server, "/curves", token=token, run=name) == (404, "null")
     for path in ("/../other/metrics.jsonl", "/lr=0.1/job.plt", "/runs/", "/%2e%2e/other"):
         assert answer(server, path, token=token)[0] == 404
