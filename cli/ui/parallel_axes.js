@@ -34,7 +34,7 @@ function axisOf(runs, column) {
   return {
     column,
     share: ({ number }) => number === null ? undefined : share(number),
-    value: (at) => back(scale(low) + at * (scale(high) - scale(low))),
+    value: (at) => at <= 0 ? low : at >= 1 ? high : back(scale(low) + at * (scale(high) - scale(low))),
     ticks: isNamed ? numbers.map((number) => [share(number), texts.get(number) ?? numberText(number)])
       : [...new Set(round)].map((number) => [share(number), numberText(number)]),
   };

@@ -91,7 +91,8 @@ function stateText({ state, step, steps }) {
 const MOST_OPEN = 8; // values of a list that is open at first
 const NARROW = 720; // pixels of a page whose lists are closed at first
 
-/** Returns what shows the filters in `place`. It is made anew if values have changed; the focus stays.
+/** Returns what shows the filters in `place`. It is made anew if values have changed; the focus stays,
+ * and so does a number that is being typed: then it is made anew later.
  * @param {Element} place @returns {(view: FilterView) => void} */
 function makeFilters(place) {
   let before = "";
@@ -100,7 +101,7 @@ function makeFilters(place) {
   return ({ runs, columns, outcome, filters, onFilter, onClear }) => {
     const values = columns.map((column) => ({ column, counts: valueCounts(runs, column) }));
     const now = JSON.stringify([values, outcome, [...filters].map(([key, filter]) => [key, "values" in filter ? [...filter.values] : filter])]);
-    if (now === before) return;
+    if (now === before || isBeingTyped(place)) return;
     before = now;
     const focused = document.activeElement instanceof HTMLElement ? document.activeElement.dataset.focus : undefined;
     const heading = document.createElement("h2"), clear = document.createElement("button");
@@ -116,6 +117,12 @@ function makeFilters(place) {
       if (element instanceof HTMLElement && element.dataset.focus === focused) element.focus();
     }
   };
+}
+
+/** True while the number in a field has been edited, and not been taken. @param {Element} place */
+function isBeingTyped(place) {
+  const field = document.activeElement;
+  return field instanceof HTMLInputElement && place.contains(field) && field.dataset.edited === "true";
 }
 
 /** @param {Column} column @param {[string, number][]} counts @param {Filter | undefined} filter @param {Map<string, boolean>} isOpen
@@ -154,15 +161,20 @@ function rangeFilter(column, filter, onFilter) {
     const label = document.createElement("label"), input = document.createElement("input");
     input.type = "number";
     input.step = "any";
-    input.value = Number.isFinite(range[end]) ? String(Number(range[end].toPrecision(6))) : "";
+    const text = Number.isFinite(range[end]) ? String(Number(range[end].toPrecision(6))) : "";
+    input.value = text;
     input.dataset.focus = `${column.key} ${end}`;
     label.append(end === "low" ? "from " : "to ", input);
-    return { label, input };
+    input.addEventListener("input", () => { input.dataset.edited = "true"; });
+    input.addEventListener("change", () => {
+      input.dataset.edited = "false";
+      const [low, high] = inputs.map(({ value }) => value());
+      onFilter(column, low === -Infinity && high === Infinity ? null : { low, high });
+    });
+    const none = end === "low" ? -Infinity : Infinity;
+    const value = () => input.value === text ? range[end] : input.value ? Number(input.value) : none; // as it was, if it is not edited
+    return { label, value };
   });
-  const [low, high] = inputs.map(({ input }) => input);
-  const change = () => onFilter(column, low.value || high.value
-    ? { low: low.value ? Number(low.value) : -Infinity, high: high.value ? Number(high.value) : Infinity } : null);
-  for (const input of [low, high]) input.addEventListener("change", change);
   set.append(legend, ...inputs.map(({ label }) => label));
   return set;
 }
