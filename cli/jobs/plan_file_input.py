@@ -1,7 +1,9 @@
 """Plan files: written beside a job or in a run directory, and taken in place of a job.
 
-`plan` and `render` show a plan file from its contents alone. `run` first finds out what this machine has of the facts
-that the plan rests on, and refuses to train if they differ; the programs of the ranks come from the graph in the file.
+`plan` and `render` show a plan file from its contents. A page also compiles the job in the file, with the facts of its
+data on this machine, and has memory over time if that gives the same plan. `run` first finds out what this machine has
+of the facts that the plan rests on, and refuses to train if they differ; the programs of the ranks come from the graph
+in the file.
 """
 
 from __future__ import annotations
