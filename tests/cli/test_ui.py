@@ -411,6 +411,9 @@ def test_a_reader_compares_runs_that_train(server: RunServer, runs: Path, tmp_pa
         browser.evaluate("document.querySelector('#filters h2 button').click()")
         assert len(browser.evaluate(CELLS)) == 4
 
+        assert browser.evaluate(TYPED) == "0.25"
+        assert len(browser.evaluate(CELLS)) == 4
+
         # Filters, order and curves by controls that a keyboard reaches.
         browser.evaluate("document.querySelector('#filters [data-focus=\"setting train.optimizer.lr 1.0\"]').click()")
         assert [row[1] for row in browser.evaluate(CELLS)] == ["late", "lr=0.01", "lr=0.1"]
@@ -437,6 +440,22 @@ def test_a_reader_compares_runs_that_train(server: RunServer, runs: Path, tmp_pa
         server.shutdown()
         server.server_close()
         browser.wait_for("document.getElementById('status').textContent.startsWith('dslc ui has ended')")
+
+
+# Types a number while another filter is set and cleared, takes it back, and returns what the field had before.
+TYPED = """(() => {
+  const [field] = document.querySelectorAll('#filters input[type=number]');
+  const box = document.querySelector('#filters input[type=checkbox]');
+  field.focus();
+  field.value = '0.25';
+  field.dispatchEvent(new Event('input'));
+  box.click();
+  box.click();
+  const typed = document.activeElement === field && field.value;
+  field.value = '';
+  field.dispatchEvent(new Event('change'));
+  return typed;
+})()"""
 
 
 # Marks the upper half of the first axis, from lr = 0.5 on.
