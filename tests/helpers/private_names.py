@@ -2,7 +2,7 @@
 
 Counted are imports of private modules and names of torch, attributes that begin with an underscore, also as text for
 `getattr` and the like, and methods of torch's that a class calls on itself. Not counted are our own private names, and
-those of Python and of the `transformers` library.
+those of Python and of other libraries.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ OF_OTHERS = {"_replace", "_fields", "_current_frames", "_exit", "_getframe", "_u
     "_is_stateful", "_supports_attention_backend", "_apply_gate",  # of transformers
     "_disable_adapters",  # of peft
     "_fingerprint",  # of datasets
+    "_data", "_scale",  # of a float8 tensor of torchao
 }  # fmt: skip
 READERS = {"getattr", "hasattr", "setattr", "delattr"}
 
