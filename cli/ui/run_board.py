@@ -4,7 +4,7 @@ Model: each look at the folder lists its runs, asks where they stand, and reads 
 seconds at most: the next look goes on where it stopped. What changed has the number of that look, its revision, so
 that a page asks for what it does not have yet.
 
-Contract: nothing is written; so whether a launcher of another host is overdue is told by this machine's clock. Curves
+Contract: nothing is written; so this machine's clock says whether a launcher of another host is overdue. Curves
 are asked for by the number that a run has here: no question names a file.
 
 Limits: clusters are asked where a job stands every `_CLUSTER_LOOK` seconds. Between two of these a job is where its

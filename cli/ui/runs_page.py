@@ -1,6 +1,6 @@
 """The page of `dslc ui`: HTML without data, which its scripts ask the server for.
 
-The scripts are parts of one script, as those of the plan's page (compiler/show/page), whose charts they use.
+The scripts are parts of one script, like the plan's page (compiler/show/page), whose charts they use.
 """
 
 from __future__ import annotations

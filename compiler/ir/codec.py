@@ -110,7 +110,7 @@ def changed_fields(record: Record) -> dict[str, object]:
 
 @cache
 def fields_of(kind: type) -> tuple[tuple[str, frozenset[type]], ...]:
-    """Returns the fields of a record, each with the classes of which it holds one, if it may hold several."""
+    """Returns the fields of a record that may hold one of several classes, with the classes."""
     names: dict[str, object] = {}
     for base in reversed(kind.__mro__):
         names |= vars(sys.modules[base.__module__])

@@ -140,7 +140,7 @@ def _spans_text(ranks: Sequence[int]) -> str:
 
 
 def exchanging_axes(plan: PlanView) -> list[AxisNode]:
-    """Returns the axes with several ranks, outermost first: those of the mesh, and the expert axis inside `data`."""
+    """Returns the axes with several ranks, outermost first: the mesh's, and the expert axis inside `data`."""
     axes = []
     for axis in plan.axes:
         axes += [axis] if axis.size > 1 else []

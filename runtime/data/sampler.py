@@ -171,7 +171,7 @@ def micro_batches(step: DataStep, place: RankPlace, microbatches: int, epoch: in
 
 class RankOrder:
     """The micro-batches of one rank, step after step, as `micro_batches` gives them. `current_epoch` and `samples`, of
-    the global batch, are those of the last step asked for.
+    the global batch, belong to the last step asked for.
     """
 
     def __init__(self, step: DataStep, place: RankPlace, microbatches: int) -> None:

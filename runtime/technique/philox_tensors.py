@@ -106,7 +106,7 @@ def _signed(bits: int) -> int:
 
 
 def _words(key: int, block: int, blocks: int, device: torch.device) -> Tensor:
-    """Returns the words of so many blocks from one on, each from 0 to 2**32 - 1."""
+    """Returns the words of a number of blocks from one on, each from 0 to 2**32 - 1."""
     counter = torch.arange(block + 1, block + 1 + blocks, device=device)  # the generator counts before it makes a block
     zero = torch.zeros((), dtype=torch.int64, device=device)
     state = (counter, zero, zero, zero)

@@ -50,7 +50,7 @@ class _MomentRecorder(MemoryAccount):
     """Walks a step, and records the highest stop of each kind of action."""
 
     def moments(self, microbatches: int) -> MemoryMoments:
-        """Returns the moments. The walk of a rank without a schedule stands for so many micro-batches."""
+        """Returns the moments. The walk of a rank without a schedule stands for that many micro-batches."""
         self._action: ActionMemory | None = None
         self._is_ahead = False
         self._ahead = self._end = 0

@@ -103,8 +103,8 @@ class Router(nn.Module):
     def count_within_capacity(self, counts: Tensor) -> Tensor:
         """Returns how many of its rows a rank keeps of each expert, given their `counts`.
 
-        An expert takes `capacity` times its even share of the global batch's rows, the first ones: those of lower
-        ranks, then those of earlier tokens. So the samples' order in the global batch decides, under any plan.
+        An expert takes `capacity` times its even share of the global batch's rows, the first ones: lower ranks'
+        rows, then earlier tokens'. So the samples' order in the global batch decides, under any plan.
         """
         assert self.capacity is not None and self.dropped_rows is not None
         of_lower_ranks, total = torch.zeros_like(counts), counts.sum()
