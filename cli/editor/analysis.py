@@ -41,7 +41,7 @@ class AnalysisReply(Record):
 
 @record
 class CheckedText(Record):
-    """What `dslc check` finds in a text, and the analyses of the job: one for each combination of its sweep."""
+    """The findings of `dslc check` in a text, and the analyses of the job: one for each combination of its sweep."""
 
     report: Report
     analyses: tuple[Analysis, ...]

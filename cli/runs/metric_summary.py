@@ -27,7 +27,7 @@ def directions(job: JobSpec) -> dict[str, bool]:
 
 
 class MetricSummary:
-    """What the records of a run have said until now: `last` by name, as `validation loss`, `best` as (value, step), and
+    """The metrics in the records of a run until now: `last` by name, as `validation loss`, `best` as (value, step), and
     the `seconds` since the first step began. `highest` are the directions of the metrics.
     """
 

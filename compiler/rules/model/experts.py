@@ -95,7 +95,7 @@ def _excluded_from_capacity(job: JobSpec, layout: Layout | None) -> Iterator[tup
     parallelism, train = job.parallelism, job.train
     if layout is not None and layout.microbatches > 1:
         field = "pipeline" if layout.sizes["pipeline"] > 1 else "microbatches"
-        reason = "with several micro-batches a layer has routed some of them alone"
+        reason = "with several micro-batches a layer sees only some of them at a time"
         yield reason, parallelism.value_span(field), remedy(remove_field(f"parallelism.{field}"))
     if layout is not None and layout.sizes["context"] > 1:
         reason = "a rank of a context axis has pieces of sequences, which do not follow each other"
