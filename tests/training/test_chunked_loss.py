@@ -138,7 +138,7 @@ WIDE = Case(network="wide gpt", chunks="8")
     ids=str,
 )
 def test_the_peak_is_the_accounts(case: Case) -> None:
-    """The account has each rank within 2 %; on a tensor or context axis, gloo lets some free a gather's tensors later."""
+    """The account has each rank within 2 %; of a tensor or context axis, gloo frees some tensors of a gather later."""
     found = measure(case.text)
     least = -0.06 if max(case.tensor, case.context) > 1 else -0.02
     assert max(found.errors) <= 0.02 and min(found.errors) >= least, (
