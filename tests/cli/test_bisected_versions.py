@@ -195,6 +195,7 @@ def test_modules_within_the_repository_are_those_of_the_revision(
     assert import_all("shared.scale")["shared.scale"] == str(library / "src/shared/scale.py")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_package_beside_the_jobs_is_that_of_the_revision(repository: Path) -> None:
     package = repository / "packages" / "scales.py"

@@ -76,6 +76,7 @@ def test_a_plan_that_changes_layers_is_calibrated_as_it_is(tmp_path: Path, setti
     assert step["source"] == "measured" and step["transfers"] == 0, step
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_job_with_auto_is_calibrated_by_a_plan_of_each_kind(tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ def test_examples_are_planned_without_torch() -> None:
     without_torch([name for name in JOBS if name not in CONVERSATIONS], ["ddp2.plt"])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_plans_of_examples_are_chosen_without_torch() -> None:
     without_torch([], [name for name in JOBS if name not in CONVERSATIONS | {"elastic.plt", "cluster.plt"}])

@@ -28,6 +28,7 @@ OFTEN = (
 )
 
 
+@pytest.mark.cases(4)
 @pytest.mark.core
 @pytest.mark.parametrize("optimizer", ("sgd(lr = 0.1, momentum = 0.9)", "adamw(lr = 0.01)"))
 @pytest.mark.parametrize("exchange", EXCHANGES)

@@ -160,7 +160,7 @@ def mostly_long(exchanges: Iterable[str], *quick: str) -> list[object]:
     return [pytest.param(each, marks=() if each in quick else pytest.mark.long) for each in exchanges]
 
 
-@pytest.mark.cases(10)
+@pytest.mark.cases(5)
 @pytest.mark.parametrize(("exchange", "case", "ranks"), list(cases()))
 def test_weights_are_those_of_the_rule(
     launcher: Launcher, tmp_path: Path, exchange: str, case: str, ranks: int

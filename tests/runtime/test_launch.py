@@ -34,6 +34,7 @@ def run_often(tmp_path: Path, times: int) -> None:
         assert "trained 4 steps" in output
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_ten_runs_end_with_status_0_and_leave_no_process(tmp_path: Path) -> None:
     run_often(tmp_path, 10)

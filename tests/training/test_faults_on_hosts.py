@@ -66,6 +66,7 @@ def undisturbed(launcher: Launcher, folder: Path, steps: int) -> Trained:
     return train_job(launcher, job(folder / "alone", steps, more=""), *ALONE)
 
 
+@pytest.mark.long
 def test_ten_faults(launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """None that only `launch.timeout` ends."""
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")

@@ -23,7 +23,7 @@ FOUND: dict[Case, MeasuredMemory] = {}
 LETS_GO = importlib.util.find_spec("torch.distributed.pipelining._recv_buffers") is not None
 
 
-@pytest.mark.cases(14)
+@pytest.mark.cases(7)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_rank_holds_what_the_account_says(case: Case) -> None:

@@ -235,6 +235,7 @@ def test_pieces_of_answers_train_as_whole_answers(launcher: Launcher, tmp_path: 
     assert one.records["validation", STEPS]["reward_margin"] > 0
 
 
+@pytest.mark.cases(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["dpo(beta = 0.3)", "simpo()"])
 @pytest.mark.parametrize("axis", ["parallelism.tensor=2", "parallelism.pipeline=2"])

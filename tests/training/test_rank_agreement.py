@@ -56,6 +56,7 @@ def network(**arguments: object) -> str:
     return f'model.network=python("own_ranks:Chooses"{given})'
 
 
+@pytest.mark.cases(4)
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("arguments", "settings", "words"),

@@ -90,6 +90,7 @@ def test_the_same_exception_in_the_same_step_ends_it(mpirun: list[str], tmp_path
     assert said.count("note: not restarted: the same exception ended the same step before") == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "mpirun, rank",
     [

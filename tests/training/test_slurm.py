@@ -253,6 +253,7 @@ def every_step_once(job: Path, steps: int) -> bool:
 LONG = ("train.steps=200", "checkpoint.every=50 steps")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_submitted_job_that_is_warned_goes_on_by_itself(launcher: Launcher, job: Path, nodes: int) -> None:
     """The warning is that of a time limit, before its time. Until the job is requeued, steps wait for this test."""
@@ -393,6 +394,7 @@ def test_a_sweep_is_one_array_and_a_waiting_job_is_cancelled(job: Path) -> None:
     assert queued not in subprocess.check_output(["squeue", "--noheader", "--states=PENDING"], text=True)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_number_of_tasks_that_fits_neither_way_is_said_once(job: Path) -> None:
     with started(job.parent, [srun(job, "devices.cpus=2", tasks=3)]) as (running,):
@@ -402,6 +404,7 @@ def test_a_number_of_tasks_that_fits_neither_way_is_said_once(job: Path) -> None
     assert "the job takes 4 ranks: 2 on each of 2 nodes" in said and not (job.parent / "run").exists()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_srun_of_a_local_job_is_said_once(job: Path) -> None:
     with started(job.parent, [srun(job, "launch.with=local()", "devices.nodes=1", "devices.cpus=2")]) as (running,):

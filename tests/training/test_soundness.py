@@ -27,6 +27,7 @@ def test_a_job_is_a_pure_function_of_its_seed() -> None:
     assert len({draw(seed).text for seed in range(50)}) == 50
 
 
+@pytest.mark.cases(14)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + 24))
 def test_what_is_accepted_trains_as_one_process(trainer: Trainer, seed: int) -> None:

@@ -184,7 +184,7 @@ def test_no_layout_is_left_out() -> None:
     assert set(CHOSEN) == set(SOURCES) and set(CHOSEN.values()) == set(LAYOUTS)
 
 
-@pytest.mark.cases(8)
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("kind", CHOSEN)
 def test_and_on_other_axes(launcher: Launcher, tmp_path: Path, kind: str) -> None:
     exchanges_of(launcher, tmp_path, kind, CHOSEN[kind])

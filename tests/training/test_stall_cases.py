@@ -13,6 +13,7 @@ CASES = [case for case in stalls.drawn_cases() if case.kind != "cut" or os.geteu
 FIRST = {case.kind: case for case in reversed(CASES)}
 
 
+@pytest.mark.cases(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FIRST)
 def test_the_first_case_of_each_kind(tmp_path: Path, kind: str) -> None:

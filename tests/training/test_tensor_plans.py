@@ -153,6 +153,7 @@ def _name(value: Any) -> str:
     return value if isinstance(value, str) else ", ".join(each.partition(".")[2] for each in value)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name, settings", TRAINED, ids=_name)
 def test_a_cut_network_trains_as_in_one_process(jobs: Jobs, name: str, settings: tuple[str, ...]) -> None:
     same = [each for each in settings if each.startswith("model.")]
@@ -191,6 +192,7 @@ def test_stages_of_shares_go_on_in_one_process(jobs: Jobs, tmp_path: Path) -> No
         np.testing.assert_allclose(goes_on.weights[name], value, rtol=0, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.long
 def test_parts_of_a_column_go_on_under_any_plan(jobs: Jobs, tmp_path: Path) -> None:
     """A checkpoint has the rows in the order of the network, whatever the order in which ranks hold them."""
     kept = (f'checkpoint.dir="{tmp_path}"', "checkpoint.every=3 steps", "train.ema=0.9")
@@ -230,6 +232,7 @@ EXCHANGED = [
 ]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name, settings", EXCHANGED[:2], ids=_name)
 def test_a_step_exchanges_what_was_planned(jobs: Jobs, name: str, settings: tuple[str, ...], tmp_path: Path) -> None:
     exchanges_as_planned(jobs.launcher, tmp_path, jobs.write(name), *jobs.settings(name), *settings)

@@ -312,6 +312,7 @@ def hosts() -> Iterator[list[str]]:
         yield names
 
 
+@pytest.mark.cases(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ON_HOSTS)
 def test_hosts_are_told(job: Path, hosts: list[str], name: str) -> None:
@@ -340,6 +341,7 @@ def test_mpirun_with_another_hosts_address_is_told(job: Path, hosts: list[str]) 
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_hosts_that_are_too_many_are_told(job: Path, hosts: list[str]) -> None:
     """While two of them train."""

@@ -51,7 +51,7 @@ def agree(facts: ModelFacts, graph: ModelGraph) -> None:
         assert total(facts.layers, figure) == total(graph.layers, figure), figure
 
 
-@pytest.mark.cases(10)
+@pytest.mark.cases(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SIZES)
 def test_a_library_network_traced_is_its_arithmetic(name: str) -> None:

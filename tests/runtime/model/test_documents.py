@@ -104,6 +104,7 @@ def test_the_loss_and_the_gradient_are_those_of_each_document_alone(tmp_path: Pa
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     ("network", "plan"),
     [
