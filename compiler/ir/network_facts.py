@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from dslc.compiler.ir.steps import DrawDims
 from dslc.dsl.record import Record, record
 
 
@@ -37,8 +38,10 @@ class NetworkFacts(Record):
 
     torch_draws: CodePlace | None = None  # the first draw of torch's random numbers in training
     uncontrolled_draw: CodePlace | None = None  # the first of these that cannot be given by sample
+    uncontrolled_because: str = ""  # in words
     draws: tuple[str, ...] = ()  # classes of modules that draw numbers for each sample
     shared_draws: tuple[str, ...] = ()  # classes of modules that draw the same numbers for all samples
+    draw_dims: tuple[DrawDims, ...] = ()  # of modules some of whose draws do not have the samples along the first dim
     host_draws: CodePlace | None = None  # the first draw of Python's or numpy's random numbers in training
     draws_from: str = ""  # in words: the generator that `host_draws` uses, or `UNSEEDED`
     draws_globally: bool = False  # true if it is Python's or numpy's global one, whose state can be set

@@ -21,6 +21,7 @@ from dslc.compiler.ir.steps import (
     AverageStep,
     ContextStep,
     CutDraw,
+    DrawDims,
     ExpertParallelStep,
     GenerateStep,
     InitStep,
@@ -44,6 +45,7 @@ __all__ = [  # names defined elsewhere
     "ContextStep",
     "CutDraw",
     "DataStep",
+    "DrawDims",
     "ExpertParallelStep",
     "GenerateStep",
     "InitStep",
@@ -368,12 +370,14 @@ class DrawStep(Record):
     """Random numbers of forward passes that follow from the seed, the step, the sample and the layer.
 
     `kinds` are classes of modules that draw beside torch's dropout modules, as in "nets.DropPath"; `shared` are those
-    that draw the same for all samples. On a tensor axis a rank has a piece of the sequence of the modules `pieces`. Of
-    a network that a function makes `tensor` and `context` are the draws of which a rank of these axes has a piece.
+    that draw the same for all samples; `dims` has those, and modules whose samples lie along another dim than the
+    first, or that draw both. On a tensor axis a rank has a piece of the sequence of the modules `pieces`. Of a network
+    that a function makes `tensor` and `context` are the draws of which a rank of these axes has a piece.
     """
 
     kinds: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
+    dims: tuple[DrawDims, ...] = ()
     pieces: tuple[str, ...] = ()
     tensor: tuple[CutDraw, ...] = ()
     context: tuple[CutDraw, ...] = ()

@@ -158,6 +158,17 @@ class CutDraw(Record):
     columns: bool = False
 
 
+SHARED = -1  # of a draw: its numbers are the same for all samples
+
+
+@record
+class DrawDims(Record):
+    """The dims along which the tensors that `module` draws in a pass, in order, go by samples; or `SHARED`."""
+
+    module: str
+    dims: tuple[int, ...]
+
+
 @record
 class RecomputeStep(Record):
     """Modules that run again in the backward pass. `selective` keeps the results of products and of attention."""

@@ -25,6 +25,7 @@ def draw_step(job: JobSpec, layout: Layout, model: ModelGraph | None, cuts: Tens
     return DrawStep(
         kinds=facts.draws,
         shared=facts.shared_draws,
+        dims=facts.draw_dims,
         tensor=_cut_draws(layout, model, "tensor") or (),
         context=_cut_draws(layout, model, "context") or (),
     )
@@ -52,13 +53,17 @@ def torch_draws_because(job: JobSpec, layout: Layout, model: ModelGraph) -> str:
     return f"compiled code on the tensor axis {by_itself}" if layout.sizes["tensor"] > 1 else ""
 
 
-def uncontrolled_draw(layout: Layout, model: ModelGraph) -> CodePlace | None:
-    """Returns the first place of a network that draws what the runtime cannot give by sample."""
+def uncontrolled_draw(layout: Layout, model: ModelGraph) -> tuple[CodePlace, str] | None:
+    """Returns the first place of a network that draws what the runtime cannot give by sample, and the reason."""
     facts = _network_facts(model)
     if facts is None:
         return None
-    is_known = all(_cut_draws(layout, model, axis) is not None for axis in ("tensor", "context"))
-    return facts.uncontrolled_draw if is_known else facts.torch_draws
+    if facts.uncontrolled_draw is not None:
+        return facts.uncontrolled_draw, facts.uncontrolled_because
+    for axis in ("tensor", "context"):
+        if _cut_draws(layout, model, axis) is None and facts.torch_draws is not None:
+            return facts.torch_draws, f"tracing cannot tell which of its numbers a rank of the {axis} axis has"
+    return None
 
 
 def _cut_draws(layout: Layout, model: ModelGraph, axis: str) -> tuple[CutDraw, ...] | None:

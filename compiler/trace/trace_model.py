@@ -207,6 +207,13 @@ def _facts_of(traced_module: TracedModule, settings: _Settings) -> ModelFacts:
     reuse.check(*figures)
     reuse.fill(*figures)
     first_count.order, first_count.astray = reuse.named(first_count.order), set(reuse.named(sorted(first_count.astray)))
+    noise = classify(first_count.draws, large_draws, SMALL, LARGE)
+    if "draw_dims" in noise:
+        noise["draw_dims"] = tuple(
+            reuse.inserted(
+                [*noise["draw_dims"]], lambda draw: draw.module, lambda draw, path: replace(draw, module=path)
+            )
+        )
     facts = replace(
         _facts_of_module(model),
         layers=_layers(traced_module.cut, first_count, float32, autocast),
@@ -220,7 +227,7 @@ def _facts_of(traced_module: TracedModule, settings: _Settings) -> ModelFacts:
         unused=tuple(reuse.shared_parameters(unused)),
         vocab=first_count.vocab,
         network=NetworkFacts(
-            **classify(first_count.draws, large_draws, SMALL, LARGE),
+            **noise,
             host_draws=_place_of_draw(traced) if draws.source else None,
             draws_from=draws.source,
             draws_globally=draws.is_global,
@@ -448,7 +455,7 @@ class _Count(Run):
                 self.astray.add(name)
             if storage(tensor) in self.trained:
                 self.tail[self.now] = 0
-        self._look(func, args)
+        self._look(func, args, kwargs, result)
         self.written.update(map(storage, written_tensors(func, args, kwargs)))
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -464,12 +471,12 @@ class _Count(Run):
             self.saved_input[self.now] += size if key in self._entered else 0
         return tensor
 
-    def _look(self, func: Operator, args: Arguments) -> None:
+    def _look(self, func: Operator, args: Arguments, kwargs: Options, result: object) -> None:
         """Notes random operations, and embeddings that look up the input's own numbers."""
 
         aten = torch.ops.aten
         if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func):
-            self.draws.append(draw_at(sys._getframe(1), self.model, func, args))
+            self.draws.append(draw_at(sys._getframe(1), self.model, func, args, kwargs, result))
         is_single = isinstance(self.input, torch.Tensor)
         if is_single and func is aten.embedding.default and storage(args[1]) == storage(self.input):
             rows = args[0].shape[0]

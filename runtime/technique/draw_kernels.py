@@ -1,14 +1,16 @@
 """Torch's kernels that draw, replaced by kernels that draw by sample.
 
-Model: torch fills a tensor with random numbers by `bernoulli_`, `uniform_` and `normal_`; on GPUs `native_dropout`
-makes a mask and multiplies by it. A replaced kernel fills by position (philox.py, philox_tensors.py) while a layer that
-draws by sample runs, in a pass over a micro-batch; else it is torch's.
+Model: torch fills a tensor with random numbers by `bernoulli_`, `uniform_`, `normal_`, `exponential_`, `random_` and
+`randperm`; on GPUs `native_dropout` makes a mask and multiplies by it. `rand`, `randint`, `multinomial` of one and
+others go through these; `normal` of tensors and `bernoulli_` of chances are put together of them here. A replaced
+kernel fills by position (philox.py, philox_tensors.py) while a layer that draws by sample runs, in a pass over a
+micro-batch; else it is torch's.
 
 On GPUs torch's fused attention draws within its kernels. Attention with dropout takes torch's plain products there, as
 on CPUs, and its dropout goes through `native_dropout`.
 
-Contract: a tensor has the same numbers on every device, normal numbers up to rounding. No kernel waits for a GPU, but
-for a rank's places in a draw that is cut, once.
+Contract: a tensor has the same numbers on every device, normal and exponential ones up to rounding. No kernel waits for
+a GPU, but for a rank's places in a draw that is cut, once.
 """
 
 from __future__ import annotations
@@ -26,12 +28,14 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from dslc.compiler.ir.steps import SHARED
 from dslc.runtime.technique import philox, philox_tensors
 from dslc.runtime.technique.sample_pass import ACTIVE, Buffer, DrawingLayer, SamplePass
 
 Fill = Callable[[philox.Array, int, int], None]  # fills an array from a key's place on
 FillTensor = Callable[[Tensor, int, int], None]
 
+_RANGE = 1 << 53  # of integers, at most, as torch has it of tensors of floats
 _UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}  # by bytes
 
 
@@ -45,8 +49,9 @@ def replace_kernels(device: str) -> None:
 @functools.cache  # holds the kernels
 def _replace_cpu_kernels() -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")
-    for name, filling in (("bernoulli_.float", _bernoulli), ("uniform_", _uniform), ("normal_", _normal)):
+    for name, filling in _FILLS.items():
         _replace(library, name, "CPU", functools.partial(_kernel, name=name, filling=filling))
+    _replace_others(library, "CPU")
     return library
 
 
@@ -56,9 +61,18 @@ def replace_tensor_kernels(key: str) -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")
     for name, filling in _TENSOR_FILLS.items():
         _replace(library, name, key, functools.partial(_tensor_kernel, name=name, filling=filling))
+    _replace_others(library, key)
     _replace(library, "native_dropout", key, _dropout_kernel)
     _replace(library, "scaled_dot_product_attention", f"Autograd{key}", _attention_kernel)
     return library
+
+
+def _replace_others(library: torch.library.Library, key: str) -> None:
+    """Replaces the kernels that draw by other kernels, on any device."""
+    _replace(library, "bernoulli_.Tensor", key, _chances_kernel)
+    for name in ("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor"):
+        _replace(library, name, key, _normal_kernel)
+    _replace(library, "randperm.generator_out", key, _permutation_kernel)
 
 
 def _replace(library: torch.library.Library, name: str, key: str, make: Callable[[Any], Callable[..., object]]) -> None:
@@ -73,15 +87,27 @@ def _active(tensor: Tensor, *, by_torch: bool = False) -> tuple[SamplePass, Draw
     samples, layer = ACTIVE.samples, ACTIVE.layer
     if samples is None or layer is None or by_torch:
         return None
-    rows = tensor.shape[0] if tensor.dim() else 0
-    return (samples, layer) if layer.shared or (rows > 0 and rows % samples.samples == 0) else None
+    dim = layer.dim_of(samples.draws[layer.name])
+    rows = tensor.shape[dim] if tensor.dim() > dim >= 0 else 0
+    return (samples, layer) if dim == SHARED or (rows > 0 and rows % samples.samples == 0) else None
 
 
-def _torch_refuses(name: str, tensor: Tensor) -> bool:
-    """True if torch has no such numbers of the tensor's dtype, and says so."""
-    if name == "bernoulli_.float":
-        return tensor.is_complex()
+def _is_left_to_torch(name: str, tensor: Tensor, args: tuple[float | None, ...]) -> bool:
+    """True if torch has no such numbers of the tensor's dtype, and says so; or of integers of a wider range."""
+    if name.startswith("random_"):
+        low, high = (0, *args)[-2:]
+        return low is None or high is None or not low < high <= low + _RANGE or tensor.dtype == torch.bool
+    if name in ("bernoulli_.float", "exponential_"):
+        return tensor.is_complex() or (name == "exponential_" and not tensor.is_floating_point())
     return not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def _place_of_samples(tensor: Tensor, samples: SamplePass, layer: DrawingLayer, number: int) -> tuple[Tensor, int, int]:
+    """Returns a view of a tensor with the samples first, how many rows it is, and the first row's sample."""
+    dim = layer.dim_of(number)
+    if dim == SHARED:
+        return tensor, 1, 0
+    return tensor.movedim(dim, 0) if dim else tensor, samples.samples, samples.first
 
 
 def _begin_draw(samples: SamplePass, layer: DrawingLayer) -> tuple[int, int]:
@@ -117,7 +143,7 @@ def _fill_samples(
 
 def _kernel(original: Any, name: str, filling: Callable[..., tuple[torch.dtype | None, Fill]]) -> Callable[..., Tensor]:
     def kernel(keys: object, tensor: Tensor, *args: float, generator: torch.Generator | None = None) -> Tensor:
-        active = _active(tensor, by_torch=generator is not None or _torch_refuses(name, tensor))
+        active = _active(tensor, by_torch=generator is not None or _is_left_to_torch(name, tensor, args))
         if active is not None:
             dtype, fill = filling(tensor, *args)
             _fill(tensor, *active, dtype, fill)
@@ -144,33 +170,52 @@ def _normal(tensor: Tensor, mean: float = 0.0, deviation: float = 1.0) -> tuple[
     return None, lambda out, key, first: philox.normal(out, key, first, mean, deviation)
 
 
+def _exponential(tensor: Tensor, rate: float = 1.0) -> tuple[torch.dtype | None, Fill]:
+    return None, lambda out, key, first: philox.exponential(out, key, first, rate)
+
+
+def _integers(tensor: Tensor, *limits: int) -> tuple[torch.dtype | None, Fill]:
+    low, high = (0, *limits)[-2:]
+    return None, lambda out, key, first: philox.integers(out, key, first, low, high)
+
+
+_FILLS: dict[str, Callable[..., tuple[torch.dtype | None, Fill]]] = {
+    "bernoulli_.float": _bernoulli,
+    "uniform_": _uniform,
+    "normal_": _normal,
+    "exponential_": _exponential,
+    "random_.from": _integers,
+    "random_.to": _integers,
+}
+
+
 def _fill(tensor: Tensor, samples: SamplePass, layer: DrawingLayer, view: torch.dtype | None, fill: Fill) -> None:
     """Fills a tensor: its bits as `view`, or its numbers."""
     number, key = _begin_draw(samples, layer)
+    tensor, rows, first = _place_of_samples(tensor, samples, layer, number)
     dtype = tensor.dtype if view else _of_numpy(tensor)
     in_place = tensor.is_contiguous() and samples.order is None and dtype == tensor.dtype
     target = tensor if in_place else torch.empty(tensor.shape, dtype=dtype)
     numbers = target.detach().view(view).numpy() if view else target.detach().numpy()
-    if layer.shared:
-        fill(numbers.reshape(-1), key, 0)
-    else:
-        _fill_samples(numbers.reshape(samples.samples, -1), key, samples.first, layer, number, fill)
+    _fill_samples(numbers.reshape(rows, -1), key, first, layer, number, fill)
     if not in_place:
-        tensor.copy_(_in_order(target, samples, layer))
+        tensor.copy_(_in_order(target, samples, rows))
 
 
 def _of_numpy(tensor: Tensor) -> torch.dtype:
     """Returns a dtype of numpy's that holds a tensor's numbers: its own, or that of 64 bits."""
     if tensor.dtype in (torch.float32, torch.complex64):
         return tensor.dtype
+    if not (tensor.is_complex() or tensor.is_floating_point()):
+        return torch.int64
     return torch.complex128 if tensor.is_complex() else torch.float64
 
 
-def _in_order(target: Tensor, samples: SamplePass, layer: DrawingLayer) -> Tensor:
-    if samples.order is None or layer.shared:
+def _in_order(target: Tensor, samples: SamplePass, rows: int) -> Tensor:
+    if samples.order is None or rows != samples.samples:  # one for all samples
         return target
-    rows = target.view(samples.samples, -1)
-    return rows[samples.order.to(rows.device)].view(target.shape)
+    by_sample = target.view(rows, -1)
+    return by_sample[samples.order.to(target.device)].view(target.shape)
 
 
 # ---------------------------------------------------------------------------------------------------- other devices
@@ -188,16 +233,28 @@ def _normal_tensor(mean: float = 0.0, deviation: float = 1.0) -> FillTensor:
     return lambda out, key, first: philox_tensors.normal(out, key, first, mean, deviation)
 
 
+def _exponential_tensor(rate: float = 1.0) -> FillTensor:
+    return lambda out, key, first: philox_tensors.exponential(out, key, first, rate)
+
+
+def _integers_tensor(*limits: int) -> FillTensor:
+    low, high = (0, *limits)[-2:]
+    return lambda out, key, first: philox_tensors.integers(out, key, first, low, high)
+
+
 _TENSOR_FILLS: dict[str, Callable[..., FillTensor]] = {
     "bernoulli_.float": _bernoulli_tensor,
     "uniform_": _uniform_tensor,
     "normal_": _normal_tensor,
+    "exponential_": _exponential_tensor,
+    "random_.from": _integers_tensor,
+    "random_.to": _integers_tensor,
 }
 
 
 def _tensor_kernel(original: Any, name: str, filling: Callable[..., FillTensor]) -> Callable[..., Tensor]:
     def kernel(keys: object, tensor: Tensor, *args: float, generator: torch.Generator | None = None) -> Tensor:
-        active = _active(tensor, by_torch=generator is not None or _torch_refuses(name, tensor))
+        active = _active(tensor, by_torch=generator is not None or _is_left_to_torch(name, tensor, args))
         if active is not None:
             fill_tensor(tensor, *active, filling(*args))
             return tensor
@@ -211,14 +268,12 @@ def _tensor_kernel(original: Any, name: str, filling: Callable[..., FillTensor])
 def fill_tensor(tensor: Tensor, samples: SamplePass, layer: DrawingLayer, fill: FillTensor) -> None:
     """Fills a tensor of any device."""
     number, key = _begin_draw(samples, layer)
+    tensor, rows, first = _place_of_samples(tensor, samples, layer, number)
     in_place = tensor.is_contiguous() and samples.order is None
     target = tensor if in_place else torch.empty_like(tensor, memory_format=torch.contiguous_format)
-    if layer.shared:
-        fill(target.view(-1), key, 0)
-    else:
-        _fill_samples(target.view(samples.samples, -1), key, samples.first, layer, number, fill)
+    _fill_samples(target.view(rows, -1), key, first, layer, number, fill)
     if not in_place:
-        tensor.copy_(_in_order(target, samples, layer))
+        tensor.copy_(_in_order(target, samples, rows))
 
 
 def _dropout_kernel(original: Any) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -253,5 +308,55 @@ def _attention_kernel(original: Any) -> Callable[..., Tensor]:
                 keys, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
             )
         return result
+
+    return kernel
+
+
+# ------------------------------------------------------------------------------------------------------- any device
+
+
+def _chances_kernel(original: Any) -> Callable[..., Tensor]:
+    def kernel(keys: object, tensor: Tensor, chances: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        if _active(tensor, by_torch=generator is not None or tensor.is_complex()) is None:
+            result: Tensor = original.call_boxed(keys, tensor, chances, generator=generator)
+            return result
+        return tensor.copy_(torch.empty_like(tensor, dtype=torch.float32).uniform_() < chances)
+
+    return kernel
+
+
+def _normal_kernel(original: Any) -> Callable[..., Tensor]:
+    def kernel(
+        keys: object,
+        mean: Tensor | float,
+        std: Tensor | float = 1.0,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        tensors = [each for each in (mean, std) if isinstance(each, Tensor)]
+        like = tensors[0] if len(tensors) == 1 else torch.broadcast_tensors(*tensors)[0]
+        if _active(like, by_torch=generator is not None or like.is_complex()) is None:
+            result: Tensor = original.call_boxed(keys, mean, std, generator=generator)
+            return result
+        return torch.empty(like.shape, dtype=like.dtype, device=like.device).normal_() * std + mean
+
+    return kernel
+
+
+def _permutation_kernel(original: Any) -> Callable[..., Tensor]:
+    """Of a fixed number of things alone: the samples of a batch are on several ranks."""
+
+    def kernel(keys: object, n: int, *, generator: torch.Generator | None = None, out: Tensor) -> Tensor:
+        active = _active(out, by_torch=generator is not None)
+        if active is None or active[1].dim_of(active[0].draws[active[1].name]) != SHARED:
+            result: Tensor = original.call_boxed(keys, n, generator=generator, out=out)
+            return result
+        _, key = _begin_draw(*active)
+        numbers = torch.empty(n, dtype=torch.int64, device=out.device)
+        if numbers.device.type == "cpu":
+            philox.permutation(numbers.numpy(), key)
+        else:
+            philox_tensors.permutation(numbers, key)
+        return out.resize_(n).copy_(numbers)
 
     return kernel

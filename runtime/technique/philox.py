@@ -82,3 +82,30 @@ def normal(out: Array, key: int, first: int, mean: float, deviation: float) -> N
         radius, angle = (chunk[half::2].astype(np.float64) + 0.5 for half in (0, 1))
         numbers = np.sqrt(-2 * np.log(radius / _WORDS)) * np.cos(angle * (2 * np.pi / _WORDS))
         out[place.start // 2 : place.stop // 2] = mean + deviation * numbers
+
+
+def exponential(out: Array, key: int, first: int, rate: float) -> None:
+    """Fills an array of floats with exponentially distributed numbers."""
+    for place, chunk in words(key, first, len(out)):
+        out[place] = np.log((chunk.astype(np.float64) + 0.5) / _WORDS) / -rate
+
+
+def integers(out: Array, key: int, first: int, low: int, high: int) -> None:
+    """Fills an array with integers from `low` to `high - 1`, each of two words."""
+    for place, chunk in words(key, 2 * first, 2 * len(out)):
+        numbers = (_positive(chunk) % np.uint64(high - low)).astype(np.int64)
+        out[place.start // 2 : place.stop // 2] = low + numbers
+
+
+def permutation(out: Array, key: int) -> None:
+    """Fills an array with a random order of 0, 1 and so on."""
+    ranks = np.empty(len(out), np.uint64)
+    for place, chunk in words(key, 0, 2 * len(out)):
+        ranks[place.start // 2 : place.stop // 2] = _positive(chunk)
+    out[:] = np.argsort(ranks, kind="stable")
+
+
+def _positive(chunk: Array) -> Array:
+    """Returns numbers of 62 bits, of two words each: such as a signed integer holds, too."""
+    high, low = (chunk[half::2].astype(np.uint64) >> np.uint64(1) for half in (0, 1))
+    return (high << np.uint64(31)) | low

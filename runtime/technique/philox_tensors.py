@@ -4,9 +4,9 @@ Model: Philox of four words of 64 bits and ten rounds (Salmon et al. 2011, doi:1
 arithmetic, which wraps. A product of 64 bits by 64 bits is four products of halves. That is 400 operations: where
 Triton makes kernels, one makes the masks of dropout instead (philox_triton.py).
 
-Contract: `words`, `bernoulli` and `uniform` equal those of philox.py to the bit, by either way. `normal` equals it up
-to the device's rounding of a logarithm and a cosine in 64 bits. No call waits for the device. Tensor operations take at
-most `WORKSPACE` bytes beside the result.
+Contract: `words`, `bernoulli`, `uniform`, `integers` and `permutation` equal those of philox.py to the bit, by either
+way. `normal` and `exponential` equal them up to the device's rounding of a logarithm and a cosine in 64 bits. No call
+waits for the device. Tensor operations take at most `WORKSPACE` bytes beside the result.
 """
 
 from __future__ import annotations
@@ -96,6 +96,34 @@ def normal(out: Tensor, key: int, first: int, mean: float, deviation: float) -> 
         radius.div_(_WORDS).log_().mul_(-2).sqrt_().mul_(angle.mul_(2 * math.pi / _WORDS).cos_())
         out[place.start // 2 : place.stop // 2] = radius.mul_(deviation).add_(mean)
         del radius, angle
+
+
+def exponential(out: Tensor, key: int, first: int, rate: float) -> None:
+    """Fills a tensor of one dim with exponentially distributed numbers."""
+    for place, chunk in words(key, first, len(out), out.device):
+        numbers = chunk.double()
+        del chunk
+        out[place] = numbers.add_(0.5).div_(_WORDS).log_().div_(-rate)
+        del numbers
+
+
+def integers(out: Tensor, key: int, first: int, low: int, high: int) -> None:
+    """Fills a tensor of one dim with integers from `low` to `high - 1`, each of two words."""
+    for place, chunk in words(key, 2 * first, 2 * len(out), out.device):
+        out[place.start // 2 : place.stop // 2] = _positive(chunk).remainder_(high - low).add_(low)
+        del chunk
+
+
+def permutation(out: Tensor, key: int) -> None:
+    """Fills a tensor of one dim with a random order of 0, 1 and so on."""
+    ranks = [_positive(chunk) for _, chunk in words(key, 0, 2 * len(out), out.device)]
+    out.copy_(torch.cat(ranks).argsort(stable=True) if ranks else out)
+
+
+def _positive(chunk: Tensor) -> Tensor:
+    """Returns numbers of 62 bits, of two words each. The words are changed."""
+    high, low = chunk[::2] >> 1, chunk[1::2].bitwise_right_shift_(1)
+    return high.bitwise_left_shift_(31).bitwise_or_(low)
 
 
 def _signed(bits: int) -> int:

@@ -1,18 +1,18 @@
 """Dropout and other random numbers of forward passes that no plan changes.
 
-Model: torch's dropout, `bernoulli_`, `uniform_` and `normal_` fill a tensor by one kernel each. Here each kernel fills
-it by position instead (draw_kernels.py) while a module of the model runs, in a pass over a micro-batch. The key is of
-the seed, the step, the layer and the number of its draw in the pass. The place in the sequence of numbers is of the
-sample's place in the global batch, and of the element within the sample. So data ranks, micro-batches, stages and ranks
-with a piece of the sequence draw what one process draws, and so does a training that resumes, also on another kind of
-device.
+Model: torch's dropout, `bernoulli_`, `uniform_`, `normal_` and others fill a tensor by one kernel each. Here each
+kernel fills it by position instead (draw_kernels.py) while a module of the model runs, in a pass over a micro-batch.
+The key is of the seed, the step, the layer and the number of its draw in the pass. The place in the sequence of numbers
+is of the sample's place in the global batch, and of the element within the sample. So data ranks, micro-batches, stages
+and ranks with a piece of the sequence draw what one process draws, and so does a training that resumes, also on another
+kind of device.
 
 `SampleDraws` says which samples a pass is over. Recomputation enters the pass again (`replayed`), without states of
 generators. The dropout of attention and of `nn.LSTM` goes through the same kernels.
 
-Contract: the first dim of a filled tensor goes sample by sample, or the layer is one of `shared`, whose numbers are the
-same for all samples. Memory and autograd are torch's own. Other threads, other passes (an evaluation) and calls with a
-generator get torch's numbers.
+Contract: the first dim of a filled tensor goes sample by sample, or the dim that the step's `dims` names; or the
+numbers are the same for all samples. Memory and autograd are torch's own. Other threads, other passes (an evaluation)
+and calls with a generator get torch's numbers.
 
 Of a draw of which a rank has some heads, features or positions it makes the numbers of the whole sample, and takes its
 own.
@@ -66,6 +66,7 @@ def apply(
     if step is None:
         return
     replace_kernels(device.type)
+    dims = {draw.module: draw.dims for draw in step.dims}
     for name, module in model.named_modules():
         kind = class_name(type(module))
         if not isinstance(module, AnyDropout) and kind not in (*step.kinds, *step.shared):
@@ -80,6 +81,7 @@ def apply(
             number=number,
             pieces=pieces,
             shared=kind in step.shared,
+            dims=dims.get(name, ()),
             cuts=_pieces_of(step, name, coordinates, sizes),
         )
         forward: Callable[..., object] = module.forward

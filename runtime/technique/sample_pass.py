@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dslc.compiler.ir.steps import SHARED
 from dslc.runtime.technique import philox
 
 Places = npt.NDArray[np.int64]
@@ -69,14 +70,21 @@ class DrawPiece:
 @dataclass(frozen=True, kw_only=True)
 class DrawingLayer:
     """A module that draws. A rank has piece `number` of `pieces` of the second dim, the sequence; or of some of its
-    draws, by their number in the pass, what `cuts` says.
+    draws, by their number in the pass, what `cuts` says. `dims` are as in `DrawDims`; `shared`: of all its draws.
     """
 
     name: str
     number: int = 0
     pieces: int = 1
     shared: bool = False
+    dims: tuple[int, ...] = ()
     cuts: Mapping[int, DrawPiece] = field(default_factory=dict, compare=False)
+
+    def dim_of(self, number: int) -> int:
+        """Returns the dim of a draw that goes by samples, or `SHARED`."""
+        if self.shared:
+            return SHARED
+        return self.dims[number] if number < len(self.dims) else 0
 
 
 class _Active(threading.local):

@@ -416,7 +416,7 @@ class Repeated(nn.Module):
         return scaled
 
 
-class ExponentialNoise(nn.Linear):
+class PoissonNoise(nn.Linear):
     """Draws by sample, and then by a kernel of torch's that the runtime does not replace."""
 
     def __init__(self) -> None:
@@ -424,4 +424,14 @@ class ExponentialNoise(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         made = super().forward(nn.functional.dropout(input, 0.1, self.training))
-        return made + torch.empty_like(made).exponential_()
+        return made + torch.poisson(torch.ones_like(made))
+
+
+class PermutedSamples(nn.Linear):
+    """Mixes each sample with another of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input + 0.1 * input[torch.randperm(len(input))] if self.training else input)

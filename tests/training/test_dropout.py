@@ -4,6 +4,7 @@ resumed on other ranks.
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -29,6 +30,7 @@ NETWORKS = {
     "transformers": ('transformers("./gpt2")', "stdlib(context = 16)"),
     "adapter": ('transformers("./gpt2")', "stdlib(context = 16)"),
     "cut": ('python("own_cut_draws:Network")', "stdlib(context = 16)"),
+    "mixed": ('python("own_mixed_draws:Network")', "stdlib(context = 16)"),
     "joined": ('python("own_cut_draws:Network", joined = true)', "stdlib(context = 16)"),
     "llama": (
         'transformers("llama", num_hidden_layers = 2, hidden_size = 16, intermediate_size = 24, vocab_size = 256, '
@@ -41,6 +43,7 @@ CUT = f'parallelism.tensor_plan=["blocks.*.[qkv]: column", "blocks.*.up: column"
 JOINED = (
     'parallelism.tensor_plan=["blocks.*.qkv: column in 3 parts", "blocks.*.both: column in parts [1, 1]", ' + OUT + "]"
 )
+MIXED = 'parallelism.tensor_plan=["blocks.*.up: column", "blocks.*.out: row"]'
 TWO, FOUR, RECOMPUTED = "devices.cpus=2", "devices.cpus=4", "memory.recompute=full"
 DATA = (TWO, "parallelism.microbatches=2", "parallelism.zero=3", "memory.recompute=full")
 PIPELINE = (TWO, "parallelism.pipeline=2", "parallelism.microbatches=4", "memory.recompute=selective")
@@ -73,6 +76,9 @@ PLANS = [
     ("cut", (FOUR, "parallelism.tensor=2", "parallelism.pipeline=2", "parallelism.microbatches=2", CUT)),
     ("cut", (FOUR, "parallelism.context=2", "parallelism.zero=3", "parallelism.microbatches=2", RECOMPUTED)),
     ("joined", (FOUR, "parallelism.tensor=2", "parallelism.zero=2", "parallelism.microbatches=2", JOINED)),
+    ("mixed", DATA),
+    ("mixed", (FOUR, "parallelism.tensor=2", "parallelism.pipeline=2", "parallelism.microbatches=2", MIXED)),
+    ("mixed", (FOUR, "parallelism.tensor=2", "parallelism.microbatches=2", RECOMPUTED, MIXED)),
     ("llama", (FOUR, "parallelism.tensor=2", "parallelism.context=2")),
     ("llama", (FOUR, "parallelism.context=2", "parallelism.pipeline=2", "parallelism.microbatches=2")),
     ("llama", (FOUR, "parallelism.tensor=2", "parallelism.zero=1", RECOMPUTED)),
@@ -89,8 +95,8 @@ def job_of(folder: Path, name: str) -> Path:
     (folder / "gpt2").mkdir(parents=True, exist_ok=True)
     (folder / "gpt2" / "config.json").write_text(GPT2)
     more = ', adapter = lora(4, ["c_attn"], dropout = 0.1)' if name == "adapter" else ""
-    helper = "own_cut_draws.py" if "own_cut_draws" in network else "own_draws.py"
-    return write_job_with_helper(helper, folder, JOB.format(network=network, source=source, more=more))
+    helper = re.search(r"own_(cut_|mixed_)?draws|$", network).group() or "own_draws"  # type: ignore[union-attr]
+    return write_job_with_helper(f"{helper}.py", folder, JOB.format(network=network, source=source, more=more))
 
 
 @pytest.fixture(scope="module")

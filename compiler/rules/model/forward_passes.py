@@ -99,8 +99,9 @@ def _warn_of_noise(job: JobSpec, layout: Layout, model: ModelGraph, facts: Netwo
     where = "on each rank" if layout.world_size > 1 else "for each micro-batch than for a whole batch"
     reason = torch_draws_because(job, layout, model)
     place = facts.torch_draws if facts is not None else None
-    if not reason:
-        place = uncontrolled_draw(layout, model)
+    uncontrolled = uncontrolled_draw(layout, model) if not reason else None
+    if uncontrolled is not None:
+        place, reason = uncontrolled
     source = f" ({place_text(place)})" if place is not None else ""
     draws = f"dropout{source} draws different numbers"
     if place is not None and "Dropout" not in place.kind:

@@ -33,6 +33,7 @@ import torch
 import torch.nn.functional as F
 
 from dslc.compiler.ir.module_facts import AttentionFacts, ModelFacts, PieceFacts
+from dslc.compiler.ir.network_facts import NetworkFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.batch import SMALL, Example, batch_names, length_of, piece_of, without_numbers
 from dslc.compiler.trace.code_place import line_at, line_of
@@ -103,7 +104,7 @@ def with_pieces(
         found: dict[bool, PieceFacts] = {}
         known: Buffers = {}
         for training in (True, False):
-            runs = _Runs(traced, ranks, takes, training, asked, loss)
+            runs = _Runs(traced, ranks, takes, training, asked, loss, facts.network)
             try:
                 found[training] = runs.compare(known)
             except ContextParallelError as fault:
@@ -129,6 +130,7 @@ class _Runs:
     training: bool
     asked: Asked
     loss: Loss | None
+    network: NetworkFacts | None
 
     def compare(self, buffers: Buffers) -> PieceFacts:
         """Returns the calls of attention, and the draws. Raises `ContextParallelError`."""
@@ -156,7 +158,7 @@ class _Runs:
             ranks=self.ranks,
             positions=self.takes,
             attention=tuple(whole.calls),
-            draws=cut_draws(told.records),
+            draws=cut_draws(told.records, self.network),
         )
 
     def _run(

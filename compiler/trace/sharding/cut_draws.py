@@ -10,37 +10,40 @@ from ast import literal_eval
 from collections import Counter
 from collections.abc import Iterable
 
-from dslc.compiler.ir.steps import CutDraw
+from dslc.compiler.ir.network_facts import NetworkFacts
+from dslc.compiler.ir.steps import SHARED, CutDraw
 from dslc.compiler.trace.batch import SMALL
-from dslc.compiler.trace.draws import CONTROLLED
+from dslc.compiler.trace.draws import CHOICE, CONTROLLED
 from dslc.compiler.trace.sharding.propagation import TensorShare
 from dslc.compiler.trace.sharding.share_run import OperationRecord
 
 _NAMES = frozenset(name.partition(".")[0] for name in CONTROLLED)
 
 
-def cut_draws(records: Iterable[OperationRecord]) -> tuple[CutDraw, ...] | None:
+def cut_draws(records: Iterable[OperationRecord], network: NetworkFacts | None) -> tuple[CutDraw, ...] | None:
     """Returns the draws of which a rank has a piece, from the run on the whole; None if a piece is not one of each
     sample's numbers.
     """
+    dims = {draw.module: draw.dims for draw in network.draw_dims} if network is not None else {}
     found, numbers = list[CutDraw](), Counter[str]()
     for record in records:
         weights = _dropped_weights(record)
         if weights is None and record.name not in _NAMES:
             continue
-        shape, share = weights or record.shapes[-1]
+        shape, share = weights or record.shapes[0 if record.name == CHOICE else -1]
         number = numbers[record.module]
         numbers[record.module] += 1
         if share is None:
             continue
-        samples = SMALL if share.dim == 0 else 1
+        along = dims.get(record.module, ())[number : number + 1] or (0,)
+        shape, dim, samples = _of_one_sample(shape, share.dim, along[0])
         if share.outer % samples:
             return None
         cut = CutDraw(
             module=record.module,
             number=number,
-            shape=(shape[0] // SMALL, *shape[1:]),
-            dim=share.dim,
+            shape=shape,
+            dim=dim,
             outer=share.outer // samples,
             size=share.size,
             parts=share.parts,
@@ -48,6 +51,17 @@ def cut_draws(records: Iterable[OperationRecord]) -> tuple[CutDraw, ...] | None:
         )
         found.append(cut)
     return tuple(found)
+
+
+def _of_one_sample(shape: tuple[int, ...], cut: int, along: int) -> tuple[tuple[int, ...], int, int]:
+    """Returns the shape of one sample of a draw whose dim `along` goes by samples and is put first, where its dim `cut`
+    lies then, and the number of samples along that.
+    """
+    if along == SHARED:
+        return shape, cut, 1
+    rest = (*shape[:along], *shape[along + 1 :])
+    place = 0 if cut == along else cut + 1 if cut < along else cut
+    return (shape[along] // SMALL, *rest), place, SMALL if cut == along else 1
 
 
 def _dropped_weights(record: OperationRecord) -> tuple[tuple[int, ...], TensorShare | None] | None:

@@ -95,7 +95,7 @@ def with_shares(
         head=whole.head,
         work=tuple((path, count // SMALL) for path, count in counts),
         attended=tuple(part.attended),
-        draws=_named_draws(cut_draws(whole.records), skipped),
+        draws=_named_draws(cut_draws(whole.records, facts.network), skipped),
     )
     return replace(facts, shares=shares)
 

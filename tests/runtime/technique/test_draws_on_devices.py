@@ -70,6 +70,25 @@ def test_chances_and_even_numbers_are_those_on_cpus(key: int, first: int, count:
         torch.testing.assert_close(even, torch.from_numpy(numbers), rtol=1e-6, atol=0)
 
 
+@given(KEYS, FIRST, st.integers(0, 60))
+@settings(max_examples=50)
+def test_integers_orders_and_exponential_numbers_are_those_on_cpus(key: int, first: int, count: int) -> None:
+    for low, high in ((0, 2), (-7, 3), (5, 5 + 2**53)):
+        numbers, whole = np.empty(count, np.int64), torch.empty(count, dtype=torch.int64)
+        philox.integers(numbers, key, first, low, high)
+        philox_tensors.integers(whole, key, first, low, high)
+        np.testing.assert_array_equal(whole.numpy(), numbers)
+        assert ((low <= numbers) & (numbers < high)).all()
+    philox.permutation(numbers, key)
+    philox_tensors.permutation(whole, key)
+    np.testing.assert_array_equal(whole.numpy(), numbers)
+    assert sorted(numbers) == [*range(count)]
+    times, other = np.empty(count), torch.empty(count, dtype=torch.float64)
+    philox.exponential(times, key, first, 2.0)
+    philox_tensors.exponential(other, key, first, 2.0)
+    torch.testing.assert_close(other, torch.from_numpy(times), rtol=1e-12, atol=0)
+
+
 def test_chunks_join(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(philox_tensors, "_CHUNK", 16)
     chances, expected = torch.empty(100), np.empty(100, np.uint8)
@@ -117,6 +136,8 @@ def test_temporary_numbers_take_what_is_said(monkeypatch: pytest.MonkeyPatch) ->
         (philox_tensors.uniform, (0.0, 1.0), torch.float64),
         (philox_tensors.uniform, (0.0, 1.0), torch.float32),
         (philox_tensors.normal, (0.0, 1.0), torch.bfloat16),
+        (philox_tensors.exponential, (1.0,), torch.float32),
+        (philox_tensors.integers, (3, 7), torch.int64),
     ]
     for fill, chances, dtype in fills:
         out = torch.empty(2 * philox_tensors._CHUNK, dtype=dtype)

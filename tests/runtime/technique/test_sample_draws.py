@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from torch import Tensor, nn
 from dslc.compiler.ir.program import CutDraw, DrawStep, RecomputeStep
 from dslc.compiler.trace.structures import class_name
 from dslc.runtime.data.batches import StepBatch
-from dslc.runtime.technique import philox, recompute, sample_draws
+from dslc.runtime.technique import draw_kernels, philox, recompute, sample_draws
+from dslc.runtime.technique.sample_pass import ACTIVE, DrawingLayer, SamplePass
 
 KEY = 0x1234_5678_9ABC_DEF0_1122_3344
 CPU = torch.device("cpu")
@@ -48,6 +50,11 @@ def test_numbers_have_the_distribution_that_is_asked_for() -> None:
     assert abs(even.std() - 4 / 12**0.5) < 0.01
     philox.normal(normal, KEY, 0, 2.0, 0.5)
     assert abs(normal.mean() - 2) < 0.005 and abs(normal.std() - 0.5) < 0.005
+    times, numbers = np.zeros(1 << 18), np.zeros(1 << 18, dtype=np.int64)
+    philox.exponential(times, KEY, 0, 2.0)
+    assert times.min() > 0 and abs(times.mean() - 0.5) < 0.003 and abs(times.std() - 0.5) < 0.003
+    philox.integers(numbers, KEY, 0, -1, 4)
+    assert (abs(np.bincount(numbers + 1) / len(numbers) - 0.2) < 0.003).all()
     later = np.zeros(100, dtype=np.float32)
     philox.normal(later, KEY, 200_000, 2.0, 0.5)
     np.testing.assert_array_equal(later, normal[200_000:200_100])
@@ -129,6 +136,54 @@ def drawn(tmp_path: Path, input: Tensor, microbatches: int = 1, ranks: int = 1, 
             made.append(model(part))
         passes.leave()
     return torch.cat(made)
+
+
+OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "randint": lambda x: torch.randint(2, 9, (len(x), 3)),
+    "randint_like": lambda x: torch.randint_like(x, 9),
+    "random_": lambda x: x.bfloat16().random_(5),
+    "exponential_": lambda x: x.clone().exponential_(),
+    "gumbel_softmax": lambda x: F.gumbel_softmax(x),
+    "multinomial": lambda x: torch.multinomial(x, 2),
+    "categorical": lambda x: torch.distributions.Categorical(x).sample(),
+    "bernoulli": torch.bernoulli,
+    "bernoulli of a number": lambda x: torch.bernoulli(x, 0.5),
+    "bernoulli_ of chances": lambda x: x.clone().bernoulli_(x[:, :1]),
+    "normal of a mean": lambda x: torch.normal(x, 0.5),
+    "normal of a deviation": lambda x: torch.normal(1.0, x),
+    "normal of both": lambda x: torch.normal(x, x[:, :1]),
+    "alpha_dropout": lambda x: F.alpha_dropout(x, 0.5, training=True),
+    "along the second dim": lambda x: F.dropout(x.T.contiguous(), 0.5).T,
+    "the samples' channels": lambda x: F.dropout1d(x[:, :, None], 0.5),
+}
+SHARED_OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a number": lambda x: torch.rand(()),
+    "as many as samples": lambda x: torch.randn(4),
+    "an order": lambda x: torch.randperm(9),
+}
+
+
+@pytest.mark.parametrize("name", [*OPERATIONS, *SHARED_OPERATIONS])
+def test_each_operation_draws_by_sample_or_the_same_for_all(name: str) -> None:
+    draw = (OPERATIONS | SHARED_OPERATIONS)[name]
+    is_shared, dim = name in SHARED_OPERATIONS, 1 if "second" in name else 0
+    layer = DrawingLayer(name="layer", shared=is_shared, dims=(dim,))
+    draw_kernels.replace_kernels("cpu")
+    chances = torch.rand(4, 6, generator=torch.Generator().manual_seed(0))
+
+    def drawn(first: int, samples: int, step: int = 3) -> Tensor:
+        ACTIVE.samples, ACTIVE.layer = SamplePass(seed=1, step=step, first=first, samples=samples), layer
+        before = torch.get_rng_state()
+        try:
+            made = draw(chances[first : first + samples])
+        finally:
+            ACTIVE.samples = ACTIVE.layer = None
+        assert torch.equal(torch.get_rng_state(), before), "torch's generator has drawn"
+        return made
+
+    whole, pieces = drawn(0, 4), [drawn(0, 2), drawn(2, 2)]
+    assert all(torch.equal(piece, whole) for piece in pieces) if is_shared else torch.equal(torch.cat(pieces), whole)
+    assert not torch.equal(drawn(0, 4, step=4), whole)
 
 
 @pytest.mark.parametrize("input", [torch.ones(8, 4, 8), torch.ones(4, 8, 8).transpose(0, 1)])
