@@ -3,6 +3,8 @@
 Model: the kernel kills a rank whose launcher ends (`end_with`). Processes that a rank leaves behind would be adopted by
 the machine's first process; while an `OrphanReaper` exists this process adopts them and ends them.
 
+`IdleTracker` tells a process that computes from one that waits: by its processor time and its bytes.
+
 Limits: on other systems these find nothing. A process that outlives its parent stays if the launcher itself is killed.
 """
 
@@ -15,10 +17,15 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _SHOWN = 80  # letters of a command that are shown
+_IDLE_SHARE = 0.05  # of a processor, that processes use at most which only wait
+_IDLE_BYTES = 1 << 16  # bytes that such processes read and write in a second, at most
+_PERIOD = 0.4  # seconds between two polls
+_TICK = 0.01  # seconds by which systems count the use of a processor
 _COMPILER = "torch/_inductor/compile_worker"  # what torch's compiler starts for kernels of GPUs, and leaves running
 
 
@@ -69,14 +76,100 @@ class SuspensionTracker:
 
     def __init__(self, gap: float) -> None:
         self._gap, self._at = gap, time.monotonic()
-        self._seconds: dict[int, float] = {}
+        self.idle: Mapping[int, float] = {}  # at the last poll, by process
 
     def look(self, processes: Iterable[int]) -> dict[int, float]:
         now = time.monotonic()
         passed, self._at = min(now - self._at, self._gap), now
-        before = self._seconds
-        self._seconds = {p: before[p] + passed if p in before else 0.0 for p in processes if is_suspended(p)}
-        return self._seconds
+        before = self.idle
+        self.idle = {p: before[p] + passed if p in before else 0.0 for p in processes if is_suspended(p)}
+        return self.idle
+
+
+# --------------------------------------------------------------------------------------------- those that are idle
+
+
+@dataclass(frozen=True)
+class ProcessUsage:
+    """Seconds of a processor that a process and its descendants have used, the bytes that they have read and written,
+    and whether one of them now computes, waits for a processor or waits for a disk.
+    """
+
+    seconds: float = 0.0
+    transferred: int = 0
+    runs: bool = False
+
+
+class IdleTracker:
+    """Counts the seconds for which each process and its descendants have neither computed nor read or written. At most
+    `gap` seconds between two polls count, as this process may have been stopped.
+    """
+
+    def __init__(self, gap: float) -> None:
+        self._gap, self._at = gap, time.monotonic()
+        self._usage: dict[int, ProcessUsage] = {}
+        self.idle: Mapping[int, float] = {}  # at the last poll, by process
+
+    def restart(self) -> None:
+        """Forgets all processes: the next poll begins to count."""
+        self._usage, self.idle = {}, {}
+
+    def exclude_latest(self) -> None:
+        """Leaves out what the processes have done since the last poll."""
+        self._usage = usage_by_process(self._usage)
+
+    def poll(self, processes: Collection[int]) -> Mapping[int, float]:
+        """Returns the seconds for which each process has been idle: 0 at its first poll."""
+        now = time.monotonic()
+        if self._usage and now - self._at < _PERIOD:
+            return self.idle
+        passed, self._at = now - self._at, now
+        usage = usage_by_process(processes)
+        before, self._usage = self._usage, usage
+        self.idle = {
+            process: self.idle.get(process, 0.0) + min(passed, self._gap)
+            if process in before and process in usage and _is_idle(before[process], usage[process], passed)
+            else 0.0
+            for process in processes
+        }
+        return self.idle
+
+
+def _is_idle(before: ProcessUsage, after: ProcessUsage, seconds: float) -> bool:
+    """True if processes have only waited between two polls. A descendant that ends takes its numbers with it."""
+    used, transferred = abs(after.seconds - before.seconds), abs(after.transferred - before.transferred)
+    return not after.runs and used <= _IDLE_SHARE * seconds + _TICK and transferred <= _IDLE_BYTES * seconds
+
+
+def usage_by_process(processes: Iterable[int]) -> dict[int, ProcessUsage]:
+    """Returns what each process has used, with its descendants, of those that exist (Linux)."""
+    try:
+        present = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        present = []
+    fields = {process: state for process in present if (state := process_state(process))}
+    children: dict[int, list[int]] = {}
+    for process, (_, parent, *_) in fields.items():
+        children.setdefault(int(parent), []).append(process)
+    tick, usages = 1 / os.sysconf("SC_CLK_TCK"), {}
+    for root in fields.keys() & set(processes):
+        family = [root]
+        for member in family:
+            family += children.get(member, [])
+        usages[root] = ProcessUsage(
+            seconds=sum(sum(map(int, fields[member][11:15])) for member in family) * tick,
+            transferred=sum(map(_transferred_bytes, family)),
+            runs=any(fields[member][0] in "RD" for member in family),
+        )
+    return usages
+
+
+def _transferred_bytes(process: int) -> int:
+    """Returns the bytes that a process has read and written, also those of mapped files."""
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{process}/io", encoding="ascii") as file:
+        counts = {name: int(count) for name, _, count in (line.partition(":") for line in file)}
+        return counts["rchar"] + counts["wchar"] + counts["read_bytes"]
+    return 0
 
 
 # ------------------------------------------------------------------------------------------------ those left behind
@@ -156,12 +249,6 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def processor_seconds(process: int) -> float:
-    """Returns the time of a processor that a process has used in all its threads; 0 if it is gone."""
-    fields = process_state(process)
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
 def _words(process: int) -> str:

@@ -204,6 +204,11 @@ class PositionFile:
             self._written = found
             self.write(self.positions({}))
 
+    @property
+    def age(self) -> float:
+        """Seconds since the file was written."""
+        return time.monotonic() - self._at
+
     def write(self, positions: HostPositions) -> None:
         self._at = time.monotonic()
         with contextlib.suppress(OSError):

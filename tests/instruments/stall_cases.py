@@ -1,4 +1,4 @@
-"""A hundred scripted stalls and ends of small trainings, and whether the cause that is named is right.
+"""Scripted stalls and ends of small trainings, and whether the cause that is named is right.
 
 Each case draws a rank, a step, a number of ranks and an engine (`ddp` or `fsdp`). At that step the rank of a case does
 
@@ -7,10 +7,12 @@ Each case draws a rank, a step, a number of ranks and an engine (`ddp` or `fsdp`
     data        nothing, in the data set                         stop   SIGSTOP to itself
     worker      nothing, in a data worker                        cut    takes the network of all ranks away
     raise       raises an exception, after which others wait
+    build       nothing, where the model is built                source nothing, where the data set is opened
 
-for `SECONDS`, or longer where no rank can answer for the one that is stopped. The limit of a stall is `LIMIT` here, so
-that a case takes seconds. A case is `right` if what the
-launcher prints names the rank, the node and the line; `wrong` if it names another rank; else `open`.
+A hundred cases are between the sixth step and the thirtieth; those of `EARLY` are before the second step. A stall lasts
+for `SECONDS`, or longer where no rank can answer for the one that is stopped, and where ranks still start. The limit of
+a stall is `LIMIT` here, so that a case takes seconds. A case is `right` if what the launcher prints names the rank, the
+node and the line; `wrong` if it names another rank; else `open`.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from pathlib import Path
 
 LIMIT, SECONDS, HANGS = 2.0, 5.0, 300.0
 KINDS = {"sleep": 20, "hook": 12, "data": 12, "worker": 8, "skip": 12, "kill": 12, "stop": 8, "cut": 8, "raise": 8}
+EARLY = {"build": 5, "source": 5, "sleep": 6, "hook": 3, "data": 4, "cut": 2}
 CODE = """
 import os, signal, subprocess, threading, time, torch
 
@@ -38,6 +41,8 @@ def strikes(step):
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
+        if RANK == {rank} and CASE == "build":
+            time.sleep({seconds})  # the line of build
         self.one, self.two, self.head = (torch.nn.Linear(64, n) for n in (64, 64, 10))
         self.step = 0
 
@@ -83,6 +88,8 @@ class Data(torch.utils.data.Dataset):
 
     def __init__(self):
         self.drawn = 0
+        if RANK == {rank} and CASE == "source":
+            time.sleep({seconds})  # the line of source
         self.x = torch.randn(4096, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 
     def __len__(self):
@@ -135,7 +142,7 @@ class Case:
 
 
 def drawn_cases(seed: int = 7) -> list[Case]:
-    """Returns a hundred cases. A step without a module is none of those whose order is compared before."""
+    """Returns the cases. A step without a module is none of those whose order is compared before."""
     draw, cases = random.Random(seed), list[Case]()
     for kind, count in KINDS.items():
         for _ in range(count):
@@ -144,6 +151,10 @@ def drawn_cases(seed: int = 7) -> list[Case]:
             zero = draw.choice((0, 3))
             cases.append(Case(kind, len(cases), draw.randrange(ranks), ranks, step, zero))
     draw.shuffle(cases)
+    for kind, count in EARLY.items():
+        for _ in range(count):
+            ranks = draw.choice((2, 2, 3))
+            cases.append(Case(kind, len(cases), draw.randrange(ranks), ranks, 1, draw.choice((0, 3))))
     return cases
 
 
@@ -158,11 +169,14 @@ def judge(case: Case, said: str, line: str) -> str:
     """Returns whether what a launcher has `said` is right, wrong, or leaves the cause open."""
     rank, step = f"rank {case.rank}", f"step {case.step}"
     forward = f"in the forward pass of {step}"
+    loading = r"loading the samples of step \d+" + "|opening its data" * (case.step == 1)  # which looks at a sample
     exchange = "the all-reduce of the gradients" if case.zero == 0 else "the all-gather|the reduce-scatter"
     patterns = {
         "sleep": rf"{rank} is before .+{forward}.+waited in it.+{rank}'s last line of Python is \S*{line}",
         "hook": rf"{rank} is (before .+)?in the (forward|backward) pass of {step}.+last line of Python is \S*{line}",
-        "data": rf"{rank} is .*loading the samples of step \d+.+{rank}'s last line of Python is \S*{line}",
+        "data": rf"{rank} is .*({loading}).+{rank}'s last line of Python is \S*{line}",
+        "build": rf"{rank} is .*building the model .+{rank}'s last line of Python is \S*{line}",
+        "source": rf"{rank} is .*opening its data .+{rank}'s last line of Python is \S*{line}",
         "worker": rf"{rank} is .*loading the samples of step \d+.+{rank}'s last line of Python is \S*{line}",
         "skip": rf"{rank} did not take part in ({exchange})|training failed on {rank} at step ({case.step}|"
         rf"{case.step + 1})\b",
@@ -184,7 +198,7 @@ def run_case(case: Case, folder: Path) -> tuple[str, str]:
     """Returns how a case was judged, and what the launcher said."""
     module = f"net{case.number}"
     batch, workers = 8 * case.ranks, int(case.kind == "worker")
-    sample, seconds = 8 * (case.step - 1) + 1, SECONDS * (2 if case.kind == "stop" else 1)
+    sample, seconds = 8 * (case.step - 1) + 1, SECONDS * (2 if case.kind == "stop" or case.step == 1 else 1)
     code = CODE.format(case=case.kind, rank=case.rank, step=case.step, seconds=seconds, sample=sample)
     (folder / f"{module}.py").write_text(code)
     job = folder / f"{module}.plt"
