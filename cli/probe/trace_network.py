@@ -539,7 +539,8 @@ def _faults(job: JobSpec, answer: Json) -> Iterator[Diagnostic]:
 
 
 _REMEDIES = {
-    "targets": "`targets` of dense layers alone; `save` for modules that are to train whole",
+    "targets": "`targets` of dense layers and stacks of experts; `save` for modules that are to train whole",
+    "dropout": "leave `dropout` out, or the stacks of experts",
     "save": "name it in one of the two",
 }
 

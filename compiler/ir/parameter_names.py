@@ -6,6 +6,13 @@ pattern means the same for each plan, also where a pipeline stage has one of the
 Model of adapters: the library `peft` puts a layer with an adapter into the place of a dense layer `x`. The layer itself
 becomes `x.base_layer`, the two matrices are `x.lora_A.default.weight` and `x.lora_B.default.weight`. Files know the
 weight by its name without the adapter, `x.weight`.
+
+Model of stacks of experts: `transformers` marks a class of experts with `use_experts_implementation`, which says how
+its weights lie. Its forward pass takes tokens, the experts of each token and their weights. Known is one layout, of
+Mixtral, Qwen 3 MoE, OLMoE and DeepSeek-V3: `gate_up_proj` (experts, 2 * hidden, width) and `down_proj` (experts, width,
+hidden), without biases. peft puts a wrapper around the module for each stack with an adapter, one around the other. The
+inner one is of `gate_up_proj`, which the module has first. A wrapper's `lora_A` has `rank` rows for each expert. The
+columns of its `lora_B` have the experts innermost.
 """
 
 from __future__ import annotations
@@ -14,7 +21,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 
 def matches(patterns: Iterable[str], name: str) -> bool:
@@ -81,7 +88,7 @@ def is_of_adapter(name: str) -> bool:
 
 def base_name(name: str) -> str:
     """Returns the name of a tensor in the network without adapters. The tensor must not be an adapter's own."""
-    return name.replace(f".{BASE}.", ".").removeprefix(f"{BASE}.")
+    return ".".join(part for part in name.split(".") if part != BASE)
 
 
 def without_adapters(tensors: Mapping[str, T]) -> dict[str, T]:
@@ -92,3 +99,63 @@ def without_adapters(tensors: Mapping[str, T]) -> dict[str, T]:
 def file_name(name: str) -> str:
     """Returns the name of an adapter's tensor in the file of an adapter alone, without peft's prefix."""
     return name.replace(".default.", ".")
+
+
+# ------------------------------------------------------------------------------------------------ stacks of experts
+
+STACKS = ("gate_up_proj", "down_proj")
+_LAYOUT = {
+    "has_gate": True,
+    "has_bias": False,
+    "has_post_expert_norm": False,
+    "is_transposed": False,
+    "is_concatenated": True,
+}
+
+
+def is_stack(module: Any) -> bool:
+    """True of a module whose experts can be shared out over ranks, and have adapters."""
+    if any(getattr(module, name, None) is not value for name, value in _LAYOUT.items()):
+        return False
+    gate = getattr(type(module), "_apply_gate", None)  # a class may have its own
+    if getattr(gate, "__module__", "") != "transformers.integrations.moe" or not hasattr(module, "act_fn"):
+        return False
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    if shapes.keys() != {*STACKS} or any(len(shape) != 3 for shape in shapes.values()):
+        return False
+    experts, width, hidden = shapes["down_proj"]
+    return shapes["gate_up_proj"] == (experts, 2 * hidden, width)
+
+
+def adapted_stack(layer: str, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    """Returns the stored name of the stack that the adapter of `layer` changes; None if it changes a dense layer.
+
+    `shapes` are those of a network's parameters, or of a checkpoint's tensors. The outputs and inputs of an adapter
+    tell the two stacks of a module apart.
+    """
+    outputs, inputs = shapes[f"{layer}.{SECOND}.weight"][0], shapes[f"{layer}.{FIRST}.weight"][1]
+    for wrappers in range(1, len(STACKS) + 1):
+        for stack in STACKS:
+            name = f"{layer}{wrappers * f'.{BASE}'}.{stack}"
+            if shapes.get(name, ())[1:] == (outputs, inputs):
+                return name
+    return None
+
+
+def target_of(layer: str, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Returns how `targets` names what the adapter of `layer` changes: a dense layer, or a stack of experts."""
+    stack = adapted_stack(layer, shapes)
+    return base_name(stack) if stack is not None else base_name(f"{layer}.")[:-1]
+
+
+def targets_stack(targets: Sequence[str], stack: str) -> bool:
+    """True if a target names a stack of experts, `x.experts.down_proj`. It names the module too, as in
+    `"experts.down_proj"`: a pattern of projections alone, such as `"*_proj"`, is one of dense layers.
+    """
+    module = stack.split(".")[-2]
+    return targeted([target for target in targets if module in target])(stack)
+
+
+def layers_with(names: Iterable[str]) -> list[str]:
+    """Returns the layers that have an adapter, given the names of all parameters."""
+    return [name.removesuffix(f".{FIRST}.weight") for name in names if f".{name}".endswith(f".{FIRST}.weight")]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import BufferNode, LayerNode, ModelGraph, ModulePart, ParameterNode
 from dslc.compiler.ir.number_text import byte_text
+from dslc.compiler.ir.parameter_names import STACKS
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.model.outputs import check_output
 from dslc.compiler.model.value import entry
@@ -28,8 +29,6 @@ from dslc.dsl.source import Span
 
 if TYPE_CHECKING:
     from dslc.compiler.ir.module_facts import ExpertFacts, ModelFacts
-
-STACKS = ("gate_up_proj", "down_proj")  # the weights of a stack of experts
 
 
 def opaque(facts: ModelFacts, model: ModelSpec, source: SourceFacts) -> Findings[ModelGraph | None]:

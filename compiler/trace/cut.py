@@ -6,10 +6,7 @@ of the container around it. Attributes whose names differ in their numbers, `blo
 they have no such block inside. Of nested blocks the outermost counts, but `_no_split_modules` (transformers) comes
 first. Other modules are layers as far up the tree as they contain no block.
 
-Experts are those of a library's network, whose weights are stacked over them. `transformers` marks such a class with
-`use_experts_implementation`, which says how its weights lie. Its forward pass takes tokens, the experts of each token
-and their weights. Known is one layout, of Mixtral, Qwen 3 MoE, OLMoE and DeepSeek-V3: `gate_up_proj`
-(experts, 2 * hidden, width) and `down_proj` (experts, width, hidden), without biases.
+Experts are those of a library's network, whose weights are stacked over them (compiler/ir/parameter_names.py).
 """
 
 from __future__ import annotations
@@ -23,6 +20,7 @@ import torch
 from torch import nn
 
 from dslc.compiler.ir.module_facts import ExpertFacts
+from dslc.compiler.ir.parameter_names import is_stack
 from dslc.compiler.trace.private_torch import AnyBatchNorm, own_parameters, storage_identity
 
 
@@ -166,28 +164,6 @@ def head_among(outputs: DenseOutputs, output: object, read: Collection[int]) -> 
 
 
 # ------------------------------------------------------------------------------------------------- what modules get
-
-_LAYOUT = {
-    "has_gate": True,
-    "has_bias": False,
-    "has_post_expert_norm": False,
-    "is_transposed": False,
-    "is_concatenated": True,
-}
-
-
-def is_stack(module: nn.Module) -> bool:
-    """True of a module whose experts can be dealt over ranks."""
-    if any(getattr(module, name, None) is not value for name, value in _LAYOUT.items()):
-        return False
-    gate = getattr(type(module), "_apply_gate", None)  # a class may have its own
-    if getattr(gate, "__module__", "") != "transformers.integrations.moe" or not hasattr(module, "act_fn"):
-        return False
-    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    if shapes.keys() != {"gate_up_proj", "down_proj"} or any(len(shape) != 3 for shape in shapes.values()):
-        return False
-    experts, width, hidden = shapes["down_proj"]
-    return shapes["gate_up_proj"] == (experts, 2 * hidden, width)
 
 
 @contextmanager

@@ -89,14 +89,16 @@ class Pretrained(Call):
 
 @call("adapter")
 class Lora(Call):
-    """Trains two small matrices beside the weight of each dense layer that `targets` names, by the library `peft` (Hu
-    et al. 2021, arXiv:2106.09685): it adds alpha / rank times their product to the weight. All else is frozen.
+    """Trains two small matrices beside the weight of each dense layer, or of each expert of a stack, that `targets`
+    names, by the library `peft` (Hu et al. 2021, arXiv:2106.09685): it adds alpha / rank times their product to the
+    weight. All else is frozen.
     """
 
     rank: int = arg(_COUNT, "the width between the two matrices; `r` of peft")
     targets: tuple[str, ...] = arg(
         ListOf(Str(max_length=PATTERN.most), min_length=1, max_length=PATTERNS.most, single=True),
-        'the dense layers, by the end of their names, `"q_proj"`, or by pattern, `"*.layers.0.*_proj"`',
+        'the dense layers, by the end of their names, `"q_proj"`, or by pattern, `"*.layers.0.*_proj"`; stacks of '
+        'experts with their module, `"experts.gate_up_proj"`',
     )
     alpha: float = arg(Float(above=0), "the change of a weight is multiplied by alpha / rank", default=8.0)
     dropout: float = arg(Float(min=0, below=1), "the share of a layer's input that the adapter drops", default=0.0)

@@ -22,13 +22,23 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from dslc.compiler.ir.parameter_names import BASE, FIRST, SECOND, file_name, is_of_adapter, targeted, without_adapters
+from dslc.compiler.ir.parameter_names import (
+    BASE,
+    FIRST,
+    SECOND,
+    adapted_stack,
+    base_name,
+    file_name,
+    is_of_adapter,
+    layers_with,
+    targeted,
+    without_adapters,
+)
 from dslc.runtime.checkpoint.companion_files import CompanionFiles
 from dslc.runtime.checkpoint.files import misfitting_tensors
 from dslc.runtime.checkpoint.state import CheckpointError, key_of, keys_of, read_tensors
@@ -112,10 +122,12 @@ def export_adapter(
         source_names = {
             adapters.PREFIX + file_name(name): stored_name for name, stored_name in names.items() if trained(name)
         }
-        layers = [name.removesuffix(f".{FIRST}.weight") for name in stored_tensors if name.endswith(f".{FIRST}.weight")]
-        if not layers:
+        stacks = _adapted(stored_tensors)
+        if not stacks:
             raise CheckpointError(f"{source} has no adapter")
-        adapters.save_configuration(adapter_weights.step, layers, base, kind, new_folder)
+        layers = [layer for layer, stack in stacks.items() if stack is None]
+        stack_names = [base_name(stack) for stack in stacks.values() if stack is not None]
+        adapters.save_configuration(adapter_weights.step, layers, stack_names, base, kind, new_folder)
         if companions is not None:
             companions.write(new_folder)
         tensors = {exported_name: stored_tensors[name] for exported_name, name in source_names.items()}
@@ -216,7 +228,7 @@ def _opened(
             yield stored_tensors, fetch
         else:
             stored_tensors, fetch = _dequantized(adapter_weights, stored_tensors, fetch)
-            yield without_adapters(stored_tensors), partial(_merged, adapter_weights, stored_tensors, fetch)
+            yield without_adapters(stored_tensors), _merged(adapter_weights, stored_tensors, fetch)
 
 
 def _dequantized(
@@ -235,26 +247,40 @@ def _dequantized(
     return shapes, lambda name: dequantize(fetch(name), forms[name]) if name in forms else fetch(name)
 
 
-def _merged(adapter_weights: Adapted, stored_tensors: Mapping[str, Tensor], fetch: Fetch, name: str) -> Tensor:
-    """Returns a tensor by its name without adapters. Raises CheckpointError."""
-    layer, _, attribute = name.rpartition(".")
-    inner = f"{layer}.{BASE}.{attribute}"
-    if inner not in stored_tensors:
-        return fetch(name)
-    if attribute != "weight":
-        return fetch(inner)
-    down, up = fetch(f"{layer}.{FIRST}.weight"), fetch(f"{layer}.{SECOND}.weight")
-    rows, columns = up.shape[0], down.shape[1]
-    if adapter_weights.transposed is None and rows == columns:
-        raise CheckpointError(
-            f"how `{layer}` keeps its weight is not known, as the network cannot be made without data"
+def _adapted(stored_tensors: Mapping[str, Tensor]) -> dict[str, str | None]:
+    """Returns the layers with an adapter, each with the stored name of the stack of experts that it changes, or None
+    for a dense layer.
+    """
+    shapes = {name: tuple(tensor.shape) for name, tensor in stored_tensors.items()}
+    return {layer: adapted_stack(layer, shapes) for layer in layers_with(stored_tensors)}
+
+
+def _merged(adapter_weights: Adapted, stored_tensors: Mapping[str, Tensor], fetch: Fetch) -> Fetch:
+    """Returns the function that reads a tensor by its name without adapters. Raises CheckpointError."""
+    stored_names = {base_name(name): name for name in stored_tensors if not is_of_adapter(name)}
+    changed = {stack or f"{layer}.{BASE}.weight": (layer, stack) for layer, stack in _adapted(stored_tensors).items()}
+
+    def fetch_merged(name: str) -> Tensor:
+        stored_name = stored_names[name]
+        if stored_name not in changed:
+            return fetch(stored_name)
+        layer, stack = changed[stored_name]
+        down, up = fetch(f"{layer}.{FIRST}.weight"), fetch(f"{layer}.{SECOND}.weight")
+        if stack is not None:
+            return adapters.merge_stack(fetch(stack), down, up, adapter_weights.step)
+        rows, columns = up.shape[0], down.shape[1]
+        if adapter_weights.transposed is None and rows == columns:
+            raise CheckpointError(
+                f"how `{layer}` keeps its weight is not known, as the network cannot be made without data"
+            )
+        is_transposed = (
+            tuple(stored_tensors[stored_name].shape) != (rows, columns)
+            if adapter_weights.transposed is None
+            else layer in adapter_weights.transposed
         )
-    is_transposed = (
-        tuple(stored_tensors[inner].shape) != (rows, columns)
-        if adapter_weights.transposed is None
-        else layer in adapter_weights.transposed
-    )
-    return adapters.merge(fetch(inner), down, up, adapter_weights.step, transposed=is_transposed)
+        return adapters.merge(fetch(stored_name), down, up, adapter_weights.step, transposed=is_transposed)
+
+    return fetch_merged
 
 
 @contextmanager

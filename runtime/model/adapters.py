@@ -1,5 +1,5 @@
-"""Adapters beside dense layers, made by the library `peft` in the place of the layers (Hu et al. 2021,
-arXiv:2106.09685).
+"""Adapters beside dense layers and stacks of experts, made by the library `peft` in the place of the layers (Hu et al.
+2021, arXiv:2106.09685).
 
 Model: a layer `x` becomes a layer that computes `x(input) + scale * B(A(dropout(input)))`, in which `x` is frozen; A
 begins with numbers of the same distribution as a dense layer's, B with zeros. All else is frozen, except the modules to
@@ -8,7 +8,9 @@ begins with numbers of the same distribution as a dense layer's, B with zeros. A
 Contract: `add` takes a module of any device. The first numbers of A follow from the seed and its name in the file of an
 adapter alone (`layers.0.q_proj.lora_A.weight`). `merge` returns the bits that peft's `merge_and_unload` does.
 
-Limits: dense layers alone, `nn.Linear` and the `Conv1D` of transformers.
+Of experts each has an A and a B of its own, stacked in one matrix (experts/library_experts.py).
+
+Limits: `nn.Linear`, the `Conv1D` of transformers, and the stacks that compiler/ir/parameter_names.py knows.
 """
 
 from __future__ import annotations
@@ -26,9 +28,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dslc.compiler.ir.parameter_names import BASE, FIRST, SECOND, file_name, targeted
+from dslc.compiler.ir.parameter_names import (
+    BASE,
+    FIRST,
+    SECOND,
+    STACKS,
+    file_name,
+    is_stack,
+    layers_with,
+    targeted,
+    targets_stack,
+)
 from dslc.compiler.ir.program import AdapterStep
 from dslc.runtime.model.errors import ModelError
+from dslc.runtime.model.experts.library_experts import adapt_experts
 from dslc.runtime.model.tensor_names import seed_of
 from dslc.runtime.model.transformers_model import quiet
 from dslc.runtime.process.vision_library import let_torchvision_load
@@ -50,16 +63,26 @@ def add(module: nn.Module, step: AdapterStep | None, seed: int) -> nn.Module:
     if step is None:
         return module
     line_text = f"{step.line}: " if step.line else ""
-    targets, saved = _modules(module, step.targets), _modules(module, step.save)
-    _check(module, targets, saved, line_text)
+    stacks = _stacks(module)
+    inside = tuple(f"{name.rpartition('.')[0]}." for name in stacks)  # such as `experts.act_fn`
+    targets = [name for name in _modules(module, step.targets) if not name.startswith(inside)]
+    targeted_stacks = [name for name in stacks if targets_stack(step.targets, name)]
+    saved = _modules(module, step.save)
+    _check(module, [*targets, *targeted_stacks], stacks, saved, line_text)
+    if targeted_stacks and step.dropout:
+        reason = f"peft has no dropout beside stacks of experts, such as `{targeted_stacks[0]}`"
+        raise AdapterError(f"{line_text}{reason}", "dropout")
     with _quiet():
         let_torchvision_load()  # which it imports
         import peft
 
         pattern = "|".join(map(re.escape, targets))
-        config = _configuration(step, f"({pattern})", init_lora_weights=False)
+        config = _configuration(
+            step, f"({pattern})" if targets else [], target_parameters=targeted_stacks or None, init_lora_weights=False
+        )
         adapted: nn.Module = peft.inject_adapter_in_model(config, module)
-    for name in targets:
+    adapt_experts(adapted)
+    for name in layers_with(name for name, _ in adapted.named_parameters()):
         for part in (FIRST, SECOND):
             matrix: Any = adapted.get_submodule(f"{name}.{part}")
             matrix.reset_parameters = partial(_begin, matrix, f"{name}.{part}.weight", seed)
@@ -102,6 +125,13 @@ def switched_off(model: nn.Module) -> Iterator[None]:
             module._disable_adapters = False  # type: ignore[assignment]
 
 
+def merge_stack(stack: Tensor, down: Tensor, up: Tensor, step: AdapterStep) -> Tensor:
+    """Returns the weights of experts (experts, outputs, inputs) with their adapters' matrices added as peft does."""
+    experts = stack.shape[0]
+    change = torch.einsum("o r e, e r i -> e o i", up.unflatten(1, (-1, experts)), down.unflatten(0, (experts, -1)))
+    return stack + change * scale(step)
+
+
 def merge(weight: Tensor, down: Tensor, second: Tensor, step: AdapterStep, *, transposed: bool) -> Tensor:
     """Returns a layer's weight with its adapter's two matrices, in float32, added as peft adds them."""
     change = second @ down
@@ -112,16 +142,17 @@ def scale(step: AdapterStep) -> float:
     return step.alpha / (sqrt(step.rank) if step.rslora else step.rank)
 
 
-def save_configuration(step: AdapterStep, targets: list[str], base: str, kind: str, folder: str) -> None:
-    """Writes what peft's `from_pretrained` needs beside the weights; `kind` is peft's name of the task, or ""."""
+def save_configuration(
+    step: AdapterStep, targets: list[str], stacks: list[str], base: str, kind: str, folder: str
+) -> None:
+    """Writes what peft's `from_pretrained` needs beside the weights: the dense layers and the stacks of experts with an
+    adapter. `kind` is peft's name of the task, or "".
+    """
     with _quiet():
-        module_targets = [
-            target for target in step.targets if "*" not in target and "?" not in target and "[" not in target
-        ]
-        named = module_targets if len(module_targets) == len(step.targets) else targets
         config = _configuration(
             step,
-            named,
+            targets if stacks or _has_pattern(step.targets) else list(step.targets),
+            target_parameters=stacks or None,
             modules_to_save=list(step.save) or None,
             base_model_name_or_path=base or None,
             task_type=kind or None,
@@ -132,6 +163,10 @@ def save_configuration(step: AdapterStep, targets: list[str], base: str, kind: s
         config_values[name] = sorted(value) if isinstance(value, set) else value
     with open(os.path.join(folder, CONFIGURATION), "w", encoding="utf-8") as file:
         json.dump(config_values, file, indent=2, sort_keys=True)
+
+
+def _has_pattern(targets: tuple[str, ...]) -> bool:
+    return any(character in target for target in targets for character in "*?[")
 
 
 def _configuration(step: AdapterStep, targets: list[str] | str, **more: Any) -> Any:
@@ -154,11 +189,17 @@ def _modules(module: nn.Module, patterns: tuple[str, ...]) -> list[str]:
     return [name for name, _ in module.named_modules() if name and is_targeted(name)]
 
 
-def _check(module: nn.Module, targets: list[str], saved: list[str], line_text: str) -> None:
-    """Raises AdapterError for targets that cannot have an adapter."""
+def _stacks(module: nn.Module) -> list[str]:
+    """Returns the parameters that stack the weights of experts."""
+    modules = [name for name, part in module.named_modules() if is_stack(part)]
+    return [f"{name}.{stack}" for name in modules for stack in STACKS]
+
+
+def _check(module: nn.Module, targets: list[str], stacks: list[str], saved: list[str], line_text: str) -> None:
+    """Raises AdapterError for targets that cannot have an adapter. `stacks` are those of experts that can."""
     parts = dict(module.named_modules())
     for name in targets:
-        why = _unfit(parts[name])
+        why = "" if name in stacks else _unfit(parts[name])
         if why:
             raise AdapterError(f"{line_text}`{name}` {why}")
         inside = next((saved_name for saved_name in saved if f"{name}.".startswith(f"{saved_name}.")), None)
@@ -168,7 +209,7 @@ def _check(module: nn.Module, targets: list[str], saved: list[str], line_text: s
             )
     if not targets:
         dense = [name for name, part in parts.items() if name and not _unfit(part)]
-        raise AdapterError(f"{line_text}no module has one of these names", dense=dense)
+        raise AdapterError(f"{line_text}no module has one of these names", dense=[*dense, *stacks])
 
 
 def _unfit(part: nn.Module) -> str:
@@ -179,7 +220,7 @@ def _unfit(part: nn.Module) -> str:
     dense = isinstance(part, nn.Linear) and kind.forward is nn.Linear.forward
     if dense or (kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"):
         return ""
-    return f"is a `{kind.__name__}`, and adapters are beside dense layers (`nn.Linear`)"
+    return f"is a `{kind.__name__}`, and adapters are beside dense layers (`nn.Linear`) and stacks of experts"
 
 
 @torch.no_grad()

@@ -73,10 +73,11 @@ def load(
     tensors, ties = named_tensors(model), dict(step.ties)
     shapes = {name: tuple(tensor.shape) for name, tensor in (unsharded or tensors).items()}
     with ExitStack() as open_files:
-        shapes_in_file, read_tensor = _with_stacks(*_opened(weights, open_files, what), shapes)
-        if step.adapter is not None and not any(map(is_of_adapter, shapes_in_file)):
+        found, read_found = _opened(weights, open_files, what)
+        if step.adapter is not None and not any(map(is_of_adapter, found)):
             tensors, shapes = without_adapters(tensors), without_adapters(shapes)
             ties = {base_name(name): base_name(whose) for name, whose in ties.items()}
+        shapes_in_file, read_tensor = _with_stacks(found, read_found, shapes)
         quantized = {base_name(form.name): form for form in step.quantized}
         # A file that this training wrote has the bytes.
         quantized = {name: form for name, form in quantized.items() if shapes_in_file.get(name) != (form.bytes,)}

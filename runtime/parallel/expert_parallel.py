@@ -40,9 +40,9 @@ from dslc.runtime.model.experts.expert_modules import (
     MixtureOfExperts,
     WidthExchange,
     cast_for_product,
-    grouped_linear,
     results_of_pairs,
 )
+from dslc.runtime.model.experts.library_experts import count_rows, sorted_results, weighted_sum
 from dslc.runtime.parallel.mesh import EXPERT, Mesh, mesh_of
 
 if TYPE_CHECKING:
@@ -90,25 +90,20 @@ def _share_library_experts(job: JobProgram, model: nn.Module) -> None:
             continue
         assert mesh is not None
         _cut(experts, mesh[EXPERT,], [EXPERT])
-        work = functools.partial(_with_local_parameters, experts, functools.partial(_library_results, experts))
-        experts.forward = functools.partial(_library_forward, count, work, mesh.get_group(EXPERT))
+        group = mesh.get_group(EXPERT)
+        held = count // group.size()
+        results = functools.partial(sorted_results, experts, first=group.rank() * held)
+        work = functools.partial(_with_local_parameters, experts, results)
+        experts.forward = functools.partial(_library_forward, count, work, group)
 
 
 def _library_forward(
     experts: int, work: Experts, group: dist.ProcessGroup, tokens: Tensor, chosen: Tensor, weights: Tensor
 ) -> Tensor:
     """Returns the sum of each token's results by weight, as the library's own forward pass does."""
-    pairs = chosen.flatten()
-    counts = torch.zeros(experts, dtype=torch.int64, device=pairs.device).scatter_add_(0, pairs, torch.ones_like(pairs))
     send = functools.partial(dispatch, work, group=group)
-    results = results_of_pairs(cast_for_product(tokens), chosen, counts, send)
-    return (results * weights.unsqueeze(-1)).sum(1).to(tokens.dtype)
-
-
-def _library_results(experts: Any, rows: Tensor, counts: Tensor) -> Tensor:
-    ends = counts.cumsum(0).to(torch.int32)
-    gate, up = grouped_linear(rows, experts.gate_up_proj, ends).chunk(2, -1)
-    return grouped_linear(experts.act_fn(gate) * up, experts.down_proj, ends)
+    results = results_of_pairs(cast_for_product(tokens), chosen, count_rows(chosen, experts), send)
+    return weighted_sum(results, weights, tokens)
 
 
 def _cut(experts: nn.Module, mesh: DeviceMesh, axes: Sequence[str]) -> None:

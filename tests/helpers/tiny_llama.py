@@ -1,7 +1,8 @@
-"""A small Llama as a folder with its `config.json`, which a job names as `transformers("FOLDER")`."""
+"""Small language models as folders with their `config.json`, which a job names as `transformers("FOLDER")`."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -37,3 +38,22 @@ def save_llama(folder: Path, **settings: Any) -> torch.nn.Module:
     model = LlamaForCausalLM(LlamaConfig(**config))
     model.save_pretrained(folder, **settings)
     return model
+
+
+def save_mixtral(folder: Path) -> None:
+    """Creates `folder` with a model of 4 experts, as `save_pretrained` does."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config: dict[str, Any] = {name: value for name, value in TINY_LLAMA.items() if name != "model_type"}
+    torch.manual_seed(5)
+    MixtralForCausalLM(MixtralConfig(**config, num_local_experts=4, sliding_window=None)).save_pretrained(folder)
+
+
+def begin_adapters(model: torch.nn.Module, seed: int = 0) -> None:
+    """Gives the matrices A of a model of peft the first numbers that they have in a job."""
+    for name, parameter in model.named_parameters():
+        if ".lora_A." in name:
+            told = f"{seed}:{name.removeprefix('base_model.model.').replace('.default', '')}"
+            number = int.from_bytes(hashlib.sha256(told.encode()).digest()[:8], "big") >> 1
+            random, bound = torch.Generator().manual_seed(number), parameter.shape[1] ** -0.5
+            parameter.data.copy_(torch.empty(parameter.shape).uniform_(-bound, bound, generator=random))

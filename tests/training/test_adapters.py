@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from helpers.job_texts import SENTENCES, job_text
 from helpers.launcher import Launcher
 from helpers.measured_memory import measure
-from helpers.tiny_llama import save_llama
+from helpers.tiny_llama import begin_adapters, save_llama
 from helpers.trained import Trained, agree, train_job
 from safetensors.torch import load_file, load_model
 
@@ -59,16 +58,6 @@ def job(folder: Path, text: str = JOB) -> Path:
     return path
 
 
-def begin(model: torch.nn.Module, seed: int = 0) -> None:
-    """Gives the matrices A of a model of peft the first numbers that they have in a job."""
-    for name, parameter in model.named_parameters():
-        if ".lora_A." in name:
-            told = f"{seed}:{name.removeprefix('base_model.model.').replace('.default', '')}"
-            number = int.from_bytes(hashlib.sha256(told.encode()).digest()[:8], "big") >> 1
-            random, bound = torch.Generator().manual_seed(number), parameter.shape[1] ** -0.5
-            parameter.data.copy_(torch.empty(parameter.shape).uniform_(-bound, bound, generator=random))
-
-
 def plain(folder: Path, steps: int, batch: int) -> tuple[list[float], Any]:
     """Returns the losses of a plain loop with peft, and its model."""
     from peft import LoraConfig, get_peft_model
@@ -77,7 +66,7 @@ def plain(folder: Path, steps: int, batch: int) -> tuple[list[float], Any]:
     base = AutoModelForCausalLM.from_pretrained(folder / "saved")
     layers = r".*\.(q_proj|o_proj)|model\.layers\.0\.mlp\..*_proj"
     model = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=layers, modules_to_save=["lm_head"]))
-    begin(model)
+    begin_adapters(model)
     model.train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-2)

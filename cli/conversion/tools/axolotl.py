@@ -29,14 +29,14 @@ from dslc.dsl.language.registry import AUTO
 
 NAME = "Axolotl"
 _LORA = {"rank": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target_modules",
-         "save": "lora_modules_to_save"}  # fmt: skip
+         "parameters": "lora_target_parameters", "save": "lora_modules_to_save"}  # fmt: skip
 _AUTOS: dict[str, tuple[Json, str]] = {"bf16": (True, "GPUs that have it")}
 _WANDB = {"project": "wandb_project", "entity": "wandb_entity", "name": "wandb_name"}
 _MLFLOW = {"experiment": "mlflow_experiment_name", "uri": "mlflow_tracking_uri", "name": "mlflow_run_name"}
 _TRACKIO = {"project": "trackio_project_name", "name": "trackio_run_name", "space": "trackio_space_id"}
 _OWN_PLUGINS = "axolotl.integrations."
 _OF_LIGER = "liger_fused_linear_cross_entropy"
-_ALL_LINEAR = '["*_proj"]'
+_ALL_LINEAR = ("*_proj",)
 
 
 def read_axolotl(file: ConfigFile, draft: Draft) -> None:
@@ -138,7 +138,8 @@ def _read_batch(reader: KeyReader) -> None:
 def _read_adapter(reader: KeyReader) -> None:
     adapter = (reader.text("adapter") or "").lower()
     if adapter in ("lora", "qlora"):
-        read_lora(reader, _LORA, _ALL_LINEAR)
+        stacks_alone = reader.has("lora_target_parameters") and not reader.flag("lora_target_linear")
+        read_lora(reader, _LORA, () if stacks_alone else _ALL_LINEAR)
         reader.carry("adapter", "model.adapter = lora(…)")
         kinds = {key: kind for key, kind in QUANTIZED_LOADS.items() if reader.flag(key)}
         read_quantization(reader, kinds)
@@ -146,7 +147,7 @@ def _read_adapter(reader: KeyReader) -> None:
             if key not in kinds:
                 reader.imply(key, "nothing is quantized, as by default")
         if reader.flag("lora_target_linear"):
-            reader.carry("lora_target_linear", f"model.adapter.targets = {_ALL_LINEAR}")
+            reader.carry("lora_target_linear", f"model.adapter.targets = {value_text(list(_ALL_LINEAR))}")
         return
     reader.name("adapter", "adapters are `model.adapter = lora(…)`")
     for key in QUANTIZED_LOADS:

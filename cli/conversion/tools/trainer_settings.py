@@ -213,22 +213,28 @@ def _read_warmup(reader: KeyReader) -> str:
     return text
 
 
-def read_lora(reader: KeyReader, keys: dict[str, str], targets: str | None = None) -> None:
-    """Reads an adapter whose arguments have these keys; `targets` is the text of its default."""
+def read_lora(reader: KeyReader, keys: dict[str, str], targets: Sequence[str] = ("*_proj",)) -> None:
+    """Reads an adapter whose arguments have these keys; `targets` are the dense layers of a file that names none."""
     arguments = {"rank": str(reader.whole_number(keys["rank"]) or 8)}
     alpha, dropout = reader.number(keys["alpha"]), reader.number(keys["dropout"])
-    modules = reader.value(keys["targets"])
-    names = modules if isinstance(modules, list) else str(modules).split(",") if isinstance(modules, str) else []
-    patterns = [str(name).strip() for name in names if re.fullmatch(r"[\w.*-]{1,200}", str(name).strip())]
-    patterns = [pattern for pattern in patterns if pattern not in ("all", "all-linear")]
-    arguments["targets"] = value_text(patterns) if patterns else targets or '["*_proj"]'
+    stacks = _patterns(reader, keys["parameters"]) if "parameters" in keys else []
+    patterns = [pattern for pattern in _patterns(reader, keys["targets"]) if pattern not in ("all", "all-linear")]
+    arguments["targets"] = value_text([*(patterns or targets), *stacks])
     if alpha:
         arguments["alpha"] = value_text(float(alpha))
     if dropout and dropout < 1:
         arguments["dropout"] = value_text(dropout)
     reader.draft.set("model.adapter", CallDraft("lora", arguments).text(), keys["rank"])
     for name, key in keys.items():
-        reader.carry(key, f"model.adapter.{name}" + (f" = {arguments[name]}" if name in arguments else ""))
+        argument = "targets" if name == "parameters" else name
+        text = f" = {arguments[argument]}" if argument in arguments else ""
+        reader.carry(key, f"model.adapter.{argument}{text}")
+
+
+def _patterns(reader: KeyReader, key: str) -> list[str]:
+    value = reader.value(key)
+    names = value if isinstance(value, list) else str(value).split(",") if isinstance(value, str) else []
+    return [str(name).strip() for name in names if re.fullmatch(r"[\w.*-]{1,200}", str(name).strip())]
 
 
 QUANTIZED_LOADS = {"load_in_4bit": "nf4", "load_in_8bit": "int8"}

@@ -1,15 +1,16 @@
 """Rules for adapters: what they stand beside, what trains whole, and what would neither be loaded nor train. E0623,
 E0727 to E0730.
 
-Which layers are dense is known once the network has been made, in a run and with `--trace`.
+Which layers are dense, and which weights are stacks of experts, is known once the network has been made, in a run and
+with `--trace`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from dslc.compiler.ir.nodes import ModelGraph
-from dslc.compiler.ir.parameter_names import BASE, base_name, is_of_adapter, targeted
+from dslc.compiler.ir.parameter_names import BASE, base_name, is_of_adapter, layers_with, target_of, targeted
 from dslc.compiler.placement.sharding import trained
 from dslc.compiler.rules.model.name_patterns import quoted, unmatched_patterns
 from dslc.dsl.diagnostics import Diagnostic
@@ -34,8 +35,9 @@ def check_adapter(job: JobSpec, model: ModelGraph | None) -> Iterator[Diagnostic
         return
     if model is None:
         return
-    names = [q.name for layer in model.layers for q in layer.parameters]
-    yield from _check_patterns(adapter, names)
+    shapes = {q.name: q.shape for layer in model.layers for q in layer.parameters}
+    names = list(shapes)
+    yield from _check_patterns(adapter, shapes)
     yield from _check_targets(adapter, model, names)
     yield from _check_saved(adapter, model)
     yield from _check_freeze(job, model, names)
@@ -46,18 +48,14 @@ def targets_any(pattern: str, names: Iterable[str]) -> bool:
     return any(map(targeted([pattern]), names))
 
 
-def layers_with(names: Iterable[str]) -> list[str]:
-    """Returns the layers that have an adapter, given the names of all parameters."""
-    return [name.rpartition(".lora_A.")[0] for name in names if is_of_adapter(name) and ".lora_A." in f".{name}"]
-
-
-def _check_patterns(adapter: Lora, names: list[str]) -> Iterator[Diagnostic]:
+def _check_patterns(adapter: Lora, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Diagnostic]:
     """Reports patterns that name nothing. If no target did, the network could not be made."""
-    whole = dict.fromkeys(base_name(name) for name in names if not is_of_adapter(name))
+    whole = dict.fromkeys(base_name(name) for name in shapes if not is_of_adapter(name))
     parts = (name.split(".") for name in whole)
     modules = dict.fromkeys(".".join(each[:n]) for each in parts for n in range(1, len(each)))
+    targets = [target_of(layer, shapes) for layer in layers_with(shapes)]
     message = "`model.adapter.{}`: no {} is called @"
-    for field, what, known in (("targets", "dense layer", layers_with(names)), ("save", "module", list(modules))):
+    for field, what, known in (("targets", "dense layer", targets), ("save", "module", list(modules))):
         yield from unmatched_patterns(
             "0727",
             message.format(field, what),

@@ -1,0 +1,153 @@
+"""Adapters beside stacks of experts: as a plain loop with `peft`, on every axis as on one rank, and their export."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.job_texts import SENTENCES, job_text
+from helpers.launcher import Launcher
+from helpers.tiny_llama import begin_adapters, save_mixtral
+from helpers.trained import Trained, agree, exchanges_as_planned, train_job
+from safetensors.torch import load_file
+
+from dslc.main import main
+
+pytest.importorskip("peft")
+
+STACKS = ("experts.gate_up_proj", "experts.down_proj")
+JOB = job_text(
+    model={
+        "network": 'transformers("saved")',
+        "weights": '"saved"',
+        "adapter": 'lora(4, ["q_proj", "experts.gate_up_proj", "experts.down_proj"], alpha = 8)',
+    },
+    data={"source": 'python("sentences:Sentences")', "batch": 8, "shuffle": "false"},
+    train={"steps": 4, "optimizer": "adamw(lr = 1e-2)"},
+    checkpoint={"every": "2 steps"},
+)
+ALONE = JOB.replace('["q_proj", "experts.gate_up_proj", "experts.down_proj"]', '"experts.gate_up_proj"')
+TWO, FOUR = ("devices.cpus=2",), ("devices.cpus=4",)
+AXIS = ("parallelism.expert=2",)
+PLANS = {
+    "expert, zero 3": (*TWO, *AXIS, "parallelism.zero=3"),
+    "expert": (*TWO, *AXIS),
+    "zero 1": (*TWO, "parallelism.zero=1"),
+    "zero 2": (*TWO, "parallelism.zero=2", "parallelism.microbatches=2"),
+    "zero 3": (*TWO, "parallelism.zero=3"),
+    "expert, zero 1": (*FOUR, *AXIS, "parallelism.zero=1"),
+    "expert, zero 2": (*FOUR, *AXIS, "parallelism.zero=2", "parallelism.microbatches=2", "memory.recompute=full"),
+    "expert, pipeline": (*FOUR, *AXIS, "parallelism.pipeline=2", "parallelism.microbatches=2"),
+}
+ADAM = 0.05 * 1e-2 * 4  # the tolerance of parameters after 4 steps of Adam at this rate
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("expert_adapters")
+    save_mixtral(folder / "saved")
+    (folder / "sentences.py").write_text(SENTENCES)
+    return folder
+
+
+def job(folder: Path, text: str = JOB) -> Path:
+    path = folder / f"job{len(list(folder.glob('*.plt')))}.plt"
+    path.write_text(text)
+    return path
+
+
+def train_with_peft(folder: Path, modules: list[str], parameters: Iterable[str]) -> tuple[list[float], Any]:
+    """Returns the losses of a plain loop with peft over 4 batches of 8, and its model."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(folder / "saved")
+    stacks = [f"mlp.{name}" for name in parameters]
+    model = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=modules, target_parameters=stacks))
+    begin_adapters(model)
+    model.train()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-2)
+    space: dict[str, Any] = {}
+    exec(SENTENCES, space)
+    samples, losses = space["Sentences"](), []
+    for step in range(4):
+        tokens, targets = (torch.stack(part) for part in zip(*(samples[step * 8 + n] for n in range(8)), strict=True))
+        loss = torch.nn.functional.cross_entropy(model(tokens).logits.flatten(0, 1), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, model
+
+
+@pytest.fixture(scope="module")
+def one_rank(folder: Path, launcher: Launcher) -> Trained:
+    return train_job(launcher, job(folder))
+
+
+def compare_with_peft(trained: Trained, losses: list[float], model: Any) -> None:
+    np.testing.assert_allclose(trained.losses(), losses, rtol=0, atol=1e-5)
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    for name, parameter in parameters.items():
+        own = trained.weights[name.removeprefix("base_model.model.")]
+        np.testing.assert_allclose(own, parameter.detach().numpy(), rtol=0, atol=ADAM, err_msg=name)
+
+
+@pytest.mark.core
+def test_a_job_trains_as_a_plain_loop_with_peft(folder: Path, launcher: Launcher, one_rank: Trained) -> None:
+    losses, model = train_with_peft(folder, ["q_proj"], STACKS)
+    assert sum(parameter.requires_grad for parameter in model.parameters()) == 2 * 2 * (1 + 2)
+    compare_with_peft(one_rank, losses, model)
+    resumed = train_job(
+        launcher, job(folder), f'checkpoint.resume="{one_rank.folder}/checkpoints/step-00000002"', *PLANS["expert"]
+    )
+    np.testing.assert_allclose(resumed.losses(), one_rank.losses()[2:], rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_one_stack_alone_trains_as_a_plain_loop_does(folder: Path, launcher: Launcher) -> None:
+    """peft puts one wrapper around the experts, so that names differ from those of two stacks."""
+    compare_with_peft(train_job(launcher, job(folder, ALONE)), *train_with_peft(folder, [], STACKS[:1]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*PLANS])
+def test_every_plan_trains_as_one_rank_does(launcher: Launcher, folder: Path, one_rank: Trained, name: str) -> None:
+    agree(one_rank, train_job(launcher, job(folder), *PLANS[name]), weights=ADAM)
+
+
+@pytest.mark.slow
+def test_what_is_exchanged_is_planned(launcher: Launcher, folder: Path, tmp_path: Path) -> None:
+    """Each token goes to all experts, so that the routing is even."""
+    even = job(folder, JOB.replace('"saved")', '"saved", num_experts_per_tok = 4)', 1))
+    exchanges_as_planned(launcher, tmp_path, even, *PLANS["expert, zero 3"], "train.steps=6")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [JOB, ALONE], ids=["both", "one"])
+def test_it_is_exported_merged_and_alone(
+    folder: Path, launcher: Launcher, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The merged weights are those of peft's own merge, bit for bit."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    path = job(folder, text)
+    newest = train_job(launcher, path).folder / "checkpoints" / "step-00000004"
+    command = ["export", str(path), "--checkpoint", str(newest), "-o"]
+    for output in (["merged"], ["adapter", "--adapter"], ["merged.safetensors"]):
+        assert main([*command, str(tmp_path / output[0]), *output[1:]]) == 0, capsys.readouterr().err
+    base = AutoModelForCausalLM.from_pretrained(folder / "saved")
+    theirs = PeftModel.from_pretrained(base, tmp_path / "adapter").merge_and_unload().eval()
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    tokens = torch.randint(0, 256, (2, 16))
+    assert torch.equal(merged(tokens).logits, theirs(tokens).logits)
+    wanted, exported = theirs.state_dict(), load_file(tmp_path / "merged.safetensors")
+    assert exported.keys() == wanted.keys() and all(torch.equal(exported[name], wanted[name]) for name in wanted)
+    first = "model.layers.0.mlp.experts.gate_up_proj"
+    assert not torch.equal(wanted[first], AutoModelForCausalLM.from_pretrained(folder / "saved").state_dict()[first])
