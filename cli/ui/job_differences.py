@@ -7,7 +7,7 @@ there: `train.optimizer` is `sgd`, and `train.optimizer.lr` is `0.1`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dslc.compiler.facts.untrusted_files import read_text
@@ -30,15 +30,15 @@ class SettingValue:
     dimension: str = ""
 
 
-def read_job(folder: str) -> JobSpec | None:
-    """Returns the job of a run directory; None if there is none, or this version of dslc does not read it. Nothing but
-    `job.plt` is read.
+def read_job(folder: str, settings: Sequence[str] = ()) -> JobSpec | None:
+    """Returns the job of a run directory with other `settings`; None if there is none, or this version of dslc does not
+    read it. Nothing but `job.plt` is read.
     """
     try:
         text = read_text(os.path.join(folder, JOB), BYTES.most)
     except (OSError, ValueError):
         return None
-    loaded = load_kept({JOB: text}, os.path.join(folder, JOB), [], folder)
+    loaded = load_kept({JOB: text}, os.path.join(folder, JOB), settings, folder)
     return None if loaded.report.errors else loaded.job
 
 

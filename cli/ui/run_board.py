@@ -1,5 +1,7 @@
 """The runs at and below a folder, from their files, as `dslc ui` shows them.
 
+Trainings of a sweep that have not begun are listed as `dslc status` lists them: as waiting.
+
 Model: each look at the folder lists its runs, asks where they stand, and reads new jobs and new records for `_PATIENCE`
 seconds at most: the next look goes on where it stopped. What changed has the number of that look, its revision, so
 that a page asks for what it does not have yet.
@@ -18,7 +20,7 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +32,8 @@ from dslc.runs.run_figures import curves
 from dslc.runtime.process.records import NAME as METRICS
 from dslc.runtime.process.records import Follower, Record, finite, parse_record
 from dslc.runtime.process.run_status import NAME as STATUS
+from dslc.sweeps.table import NAME as SWEEP
+from dslc.sweeps.table import Sweep, read_sweep
 from dslc.ui.job_differences import (
     JOB,
     SettingValue,
@@ -46,6 +50,14 @@ _COMPARED = 64  # bytes before a position in a file, which tell whether it is th
 FileStamp = tuple[int, int, int]  # inode, bytes, and the time of the last change in nanoseconds
 
 
+@dataclass(frozen=True, kw_only=True)
+class _WaitingTraining:
+    """A training of a sweep that has not begun. Its job is that of a training that has `begun`, with other `values`."""
+
+    begun: str
+    values: tuple[str, ...]  # as `train.steps=40`
+
+
 @dataclass(kw_only=True)
 class _WatchedRun:
     """A run, what is known of it, and the stamps of the files that say so. `shown` is what the page has of it, since
@@ -56,6 +68,7 @@ class _WatchedRun:
     name: str
     number: int
     state: RunState | None = None
+    waiting: _WaitingTraining | None = None  # until it begins
     status_stamp: FileStamp | None = None
     is_undecided: bool = True  # the status file has changed since its cluster was asked
     job_stamp: FileStamp | None = None
@@ -71,11 +84,12 @@ class _WatchedRun:
 
     def read_job(self) -> None:
         """Reads the job again if its file has changed, as by a training that resumes."""
-        stamp = _stamp(self.folder, JOB)
+        folder, values = (self.waiting.begun, self.waiting.values) if self.waiting is not None else (self.folder, ())
+        stamp = _stamp(folder, JOB)
         if stamp == self.job_stamp:
             return
         self.job_stamp = stamp
-        job = read_job(self.folder)
+        job = read_job(folder, values)
         self.settings = job_settings(job) if job is not None else {}
         self.highest = directions(job) if job is not None else {}
         self.follower = None
@@ -133,6 +147,7 @@ class RunBoard:
         self._folder, self._pause, self._patience, self._cluster_pause = folder, pause, patience, cluster_pause
         self._lock = threading.Lock()
         self._runs: dict[str, _WatchedRun] = {}
+        self._sweeps: dict[str, tuple[FileStamp | None, Sweep | None]] = {}  # by the folder
         self._differing: list[str] = []
         self._revision, self._listed, self._count = 0, 0, 0
         self._next = 0  # the number of the run at which the last look stopped
@@ -211,20 +226,52 @@ class RunBoard:
     def _list_runs(self) -> None:
         folders = runs_in(self._folder) if os.path.isdir(self._folder) else []
         names = {os.path.relpath(folder, self._folder): folder for folder in folders}
-        if list(names) == list(self._runs):
-            return
+        waiting = self._waiting_trainings(folders)
         runs = {}
-        for name, folder in names.items():
-            if name not in self._runs:
-                self._count += 1
-            runs[name] = self._runs.get(name) or _WatchedRun(folder=folder, name=name, number=self._count)
-        self._runs, self._listed = runs, self._revision
+        for name in sorted(names | waiting, key=lambda name: name.split(os.sep)):
+            run = self._runs.get(name)
+            if run is None or run.waiting != waiting.get(name):
+                if run is None:
+                    self._count += 1
+                # A training that begins keeps its number.
+                number = run.number if run is not None else self._count
+                folder = os.path.join(self._folder, name)
+                run = _WatchedRun(folder=folder, name=name, number=number, waiting=waiting.get(name))
+            runs[name] = run
+        if list(runs) != list(self._runs):
+            self._listed = self._revision
+        self._runs = runs
+
+    def _waiting_trainings(self, begun: Sequence[str]) -> dict[str, _WaitingTraining]:
+        """Returns the trainings that have not begun, of the sweeps of those that have, by name."""
+        waiting, sweeps, places = {}, dict[str, tuple[FileStamp | None, Sweep | None]](), set(begun)
+        for run in begun:
+            folder = os.path.dirname(run)
+            if folder in sweeps or run == self._folder:
+                continue
+            stamp, (last_stamp, sweep) = _stamp(folder, SWEEP), self._sweeps.get(folder, (None, None))
+            if stamp != last_stamp:
+                sweep = read_sweep(folder)
+            sweeps[folder] = stamp, sweep
+            if sweep is None:
+                continue
+            for name, values in sweep.runs:
+                place = os.path.join(folder, name)
+                if place not in places:
+                    settings = tuple(f"{path}={value}" for path, value in zip(sweep.paths, values, strict=True))
+                    key = os.path.relpath(place, self._folder)
+                    waiting[key] = _WaitingTraining(begun=run, values=settings)
+        self._sweeps = sweeps
+        return waiting
 
     def _read_states(self, now: float) -> None:
         """Reads where runs stand: from their files if these have changed, or may be silent; and asks the clusters, at
         times, for the runs that were submitted."""
         due = []
         for run in self._runs.values():
+            if run.waiting is not None:
+                run.state = RunState(folder=run.folder, state="waiting")
+                continue
             stamp = _stamp(run.folder, STATUS)
             if run.state is None or stamp != run.status_stamp:
                 run.is_undecided = True

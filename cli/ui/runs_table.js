@@ -80,7 +80,8 @@ function newRow(run, count, onToggle) {
 
 /** @param {Run} run */
 function stateText({ state, step, steps }) {
-  return state === "done" || state === "unknown" ? state : `${state} ${step}/${steps || "?"}`;
+  const isPlain = state === "done" || state === "unknown" || (state === "waiting" && !steps);
+  return isPlain ? state : `${state} ${step}/${steps || "?"}`;
 }
 
 // -------------------------------------------------------------------------------------------------------- filters

@@ -107,6 +107,25 @@ def test_a_run_without_a_readable_job_is_listed(runs: Path) -> None:
     assert changes["names"] == ["lr=0.01", "lr=0.1", "lr=1.0"] and changes["differing"] == []
 
 
+def test_trainings_of_a_sweep_that_have_not_begun_are_listed(tmp_path: Path) -> None:
+    sweep = tmp_path / "runs" / "sweep"
+    run_folder(sweep, "lr=0.1", "train.optimizer.lr=0.1", steps=8)
+    content = {"job": "digits.plt", "paths": ["train.optimizer.lr"], "highest": {}}
+    names = [(f"lr={text}", (text,)) for text in ("0.1", "1.0")]
+    (sweep / "sweep.json").write_text(json.dumps(content | {"runs": names}))
+    board = board_of(tmp_path / "runs")
+    before = board.changes(0)
+    assert before["names"] == ["sweep/lr=0.1", "sweep/lr=1.0"] and before["differing"] == ["train.optimizer.lr"]
+    begun, waiting = before["runs"]
+    assert waiting["settings"] == {"train.optimizer.lr": ["1.0", 1.0]} and waiting["last"] == {}
+    assert (waiting["state"], waiting["line"], waiting["steps"]) == ("waiting", "waiting", 0)
+    assert (begun["state"], board.curves(waiting["number"], "")["curves"]) == ("done", [])  # type: ignore[index]
+    run_folder(sweep, "lr=1.0", "train.optimizer.lr=1.0", state="running", steps=4)
+    (changed,) = board.changes(before["revision"])["runs"]
+    assert (changed["number"], changed["state"], changed["step"]) == (waiting["number"], "running", 4)
+    assert len(board_of(sweep / "lr=0.1").changes(0)["runs"]) == 1, "one run alone is not its sweep"
+
+
 def test_only_what_has_changed_is_sent_again(runs: Path) -> None:
     board = board_of(runs)
     before = board.changes(0)
