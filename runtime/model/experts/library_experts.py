@@ -11,7 +11,6 @@ of other ranks, so that a sum over the ranks completes it.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ _STEP = 8  # numbers that a row of a grouped product is a multiple of: 16 bytes 
 
 def adapt_experts(module: nn.Module) -> None:
     """Lets the stacks of experts that have adapters compute by this module, in place."""
+    part: Any
     for part in list(module.modules()):
         if not hasattr(part, "parameter_name"):
             continue
@@ -33,10 +33,10 @@ def adapt_experts(module: nn.Module) -> None:
         if not is_stack(stack):
             continue
         if not isinstance(stack, _AdaptedExperts):
-            stack.__class__ = _adapted_class(type(stack))
+            stack.__class__ = _derived(_AdaptedExperts, type(stack))
             stack.adapters = _Adapters()
         stack.adapters.of_stack[part.parameter_name] = part
-        part.__class__ = _passing_class(type(part))
+        part.__class__ = _derived(_Passing, type(part))
 
 
 def sorted_results(experts: Any, rows: Tensor, counts: Tensor, first: int = 0) -> Tensor:
@@ -91,14 +91,14 @@ class _Passing:
         return self.base_layer(*arguments, **options)
 
 
-@cache
-def _adapted_class(kind: type) -> type:
-    return type(kind.__name__, (_AdaptedExperts, kind), {"__module__": kind.__module__})
+_classes: dict[tuple[type, type], type] = {}
 
 
-@cache
-def _passing_class(kind: type) -> type:
-    return type(kind.__name__, (_Passing, kind), {"__module__": kind.__module__})
+def _derived(base: type, kind: type) -> type:
+    """Returns a class of the name of `kind` that has its methods, and before them those of `base`."""
+    if (base, kind) not in _classes:
+        _classes[base, kind] = type(kind.__name__, (base, kind), {"__module__": kind.__module__})
+    return _classes[base, kind]
 
 
 def _linear(experts: Any, name: str, rows: Tensor, ends: Tensor, first: int) -> Tensor:
@@ -110,7 +110,8 @@ def _linear(experts: Any, name: str, rows: Tensor, ends: Tensor, first: int) -> 
         return results
     down, up = _matrices(adapter, slice(first, first + ends.shape[0]))
     (scale,) = adapter.scaling.values()
-    return results + scale * grouped_linear(grouped_linear(rows, down, ends), up, ends)
+    change: Tensor = scale * grouped_linear(grouped_linear(rows, down, ends), up, ends)
+    return results + change
 
 
 def _matrices(adapter: Any, held: slice) -> tuple[Tensor, Tensor]:
