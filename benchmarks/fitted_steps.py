@@ -134,10 +134,15 @@ def measured_steps(folder: Path) -> list[Measured]:
     return steps
 
 
-def errors_by(known: Sequence[Measured], others: Sequence[Measured]) -> list[float]:
+def constants_of(known: Sequence[Measured], typical: Sequence[float] = ()) -> list[float]:
+    """Returns the constants that a fit to known steps has, beginning with typical ones."""
+    near = typical or [CORE[name] for name in CONSTANTS]
+    return fit_steps([each.features for each in known], [each.step.seconds for each in known], near)
+
+
+def errors_by(known: Sequence[Measured], others: Sequence[Measured], typical: Sequence[float] = ()) -> list[float]:
     """Returns the errors of steps as the constants of known ones predict them."""
-    typical = [CORE[name] for name in CONSTANTS]
-    constants = fit_steps([each.features for each in known], [each.step.seconds for each in known], typical)
+    constants = constants_of(known, typical)
     here = this_machine()
     machine = RunFit(machine=here.processor, torch=here.torch, cores=here.cores, constants=CONSTANTS_VERSION)
     fit = with_constants(machine, dict(zip(CONSTANTS, constants, strict=True)))
@@ -160,29 +165,31 @@ def table_lines(steps: Sequence[Measured]) -> Iterator[str]:
     yield _row("`dslc calibrate`", "plans of the table below", errors_by(small, table))
     yield _row("`dslc calibrate`", "exchanges of weights", errors_by(small, exchanges))
     yield _row("`dslc calibrate`", "plans of ten jobs, four processes on two cores", errors_by(small, plans))
+    measured_here = constants_of(small)
     jobs = list(dict.fromkeys(each.training.job for each in plans))
     rows, together = [], []
     for job in jobs:
         mine, others = ([each for each in plans if (each.training.job == job) is own] for own in (True, False))
-        errors = errors_by(others, mine)
+        errors = errors_by(others, mine, measured_here)
         together += errors
         rows.append(_row("", Path(job).stem, errors))
-    drawn: list[float] = []
-    for draw in range(DRAWS):
-        chance = random.Random(draw)
-        half = set(chance.sample(jobs, (len(jobs) + 1) // 2))
-        known = [
-            each
-            for job in sorted(half)
-            for each in _drawn(chance, [each for each in plans if each.training.job == job])
-        ]
-        drawn += errors_by(known, [each for each in plans if each.training.job not in half])
-    yield _row(
-        f"`--from` {RUNS} runs of each of {(len(jobs) + 1) // 2} jobs, drawn {DRAWS} times",
-        "plans of the other jobs",
-        drawn,
-    )
-    yield _row("`--from` all plans of the other jobs", "plans of a job", together)
+    for typical, after in (((), ""), (measured_here, " after `dslc calibrate`")):
+        drawn: list[float] = []
+        for draw in range(DRAWS):
+            chance = random.Random(draw)
+            half = set(chance.sample(jobs, (len(jobs) + 1) // 2))
+            known = [
+                each
+                for job in sorted(half)
+                for each in _drawn(chance, [each for each in plans if each.training.job == job])
+            ]
+            drawn += errors_by(known, [each for each in plans if each.training.job not in half], typical)
+        yield _row(
+            f"`--from` {RUNS} runs of each of {(len(jobs) + 1) // 2} jobs, drawn {DRAWS} times{after}",
+            "plans of the other jobs",
+            drawn,
+        )
+    yield _row("`--from` all plans of the other jobs after `dslc calibrate`", "plans of a job", together)
     yield from rows
 
 

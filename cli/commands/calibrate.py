@@ -28,7 +28,7 @@ from dslc.compiler.facts.calibration import (
     merge_calibrations,
 )
 from dslc.compiler.facts.untrusted_files import replacing
-from dslc.compiler.facts.user_calibrations import calibration_path, this_machine, user_calibration
+from dslc.compiler.facts.user_calibrations import calibration_path, this_machine, user_calibration, user_fit
 from dslc.compiler.ir.actions import Payload
 from dslc.compiler.ir.codec import from_json
 from dslc.compiler.ir.number_text import percent_text, time_text
@@ -52,6 +52,7 @@ from dslc.jobs.step_fits import (
     fit_of,
     step_of_run,
     steps_of_small_jobs,
+    typical_constants,
 )
 from dslc.launching.hosts import HostPaths, no_endpoint, train_with_others
 from dslc.terminal.exit_codes import (
@@ -264,7 +265,9 @@ def _fit_constants(arguments: argparse.Namespace) -> int:
         return INTERRUPTED
     if len(steps) < LEAST_RUNS:
         raise CommandFailedError(f"{plural(len(steps), 'run')} can be fitted to, and {LEAST_RUNS} are the least")
-    fit, errors = fit_of(steps)
+    kind = steps[0].analysis.layout.hardware.kind
+    typical = typical_constants(Report().collect(user_fit(kind))) if arguments.runs else ()
+    fit, errors = fit_of(steps, typical)
     rows: list[Sequence[str]] = [("training", "a step", "by the others")]
     for step, error in zip(steps, errors, strict=True):
         rows.append((step.name, time_text(step.seconds), f"{100 * error:+.0f}%"))
@@ -274,7 +277,6 @@ def _fit_constants(arguments: argparse.Namespace) -> int:
     print(
         f"each predicted by the others: off by {percent_text(fit.error)} at the median, {percent_text(worst)} at worst"
     )
-    kind = steps[0].analysis.layout.hardware.kind
     path = arguments.output or calibration_path(kind)
     os.makedirs(os.path.dirname(os.path.abspath(path)), mode=0o700, exist_ok=True)
     with replacing(path) as file:

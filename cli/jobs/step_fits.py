@@ -184,12 +184,23 @@ def _timed(name: str, analysis: Analysis, seconds: float) -> TimedStep:
     return TimedStep(name, analysis, seconds)
 
 
-def fit_of(steps: Sequence[TimedStep]) -> tuple[RunFit, list[float]]:
-    """Returns the fit to steps on this machine, and the error of each step by a fit to the others."""
+def fit_of(steps: Sequence[TimedStep], typical: Sequence[float] = ()) -> tuple[RunFit, list[float]]:
+    """Returns the fit to steps on this machine, and the error of each step by a fit to the others.
+
+    On CPUs constants that the steps tell little about stay near `typical` ones, by default of a core of a server.
+    """
     features, seconds = [features_of(each.analysis) for each in steps], [each.seconds for each in steps]
     on_cores = all(each.analysis.layout.device == "cpu" for each in steps)
-    typical = [CORE[name] for name in CONSTANTS] if on_cores else []
-    return run_fit(_machine(), features, seconds, typical), list(left_out_errors(features, seconds, typical))
+    near = (typical or [CORE[name] for name in CONSTANTS]) if on_cores else ()
+    fit = replace(run_fit(_machine(), features, seconds, near), typical=tuple(typical))
+    return fit, list(left_out_errors(features, seconds, near))
+
+
+def typical_constants(known: RunFit | None) -> list[float]:
+    """Returns the constants that a fit to past runs begins with: of small jobs on this machine, if it has any."""
+    if known is None:
+        return [CORE[name] for name in CONSTANTS]
+    return list(known.typical) or [getattr(known, name) or CORE[name] for name in CONSTANTS]
 
 
 def features_of(analysis: Analysis) -> list[float]:

@@ -2,8 +2,8 @@
 
 Model: a pass of a layer takes a time for each FLOP, with another constant for convolutions, and one for each
 byte that its kernels save for a backward pass, recomputed or not. oneDNN lays images out anew whose channels are not
-last. Weights are read, and gradients written or added to. Each kernel takes a time, and backward each parameter. It
-takes longer on the tensor axis, where DTensor dispatches it.
+last. Weights are read, and gradients written or added to. Each operation of torch takes a time, and backward each
+parameter. It takes longer on the tensor axis, where DTensor dispatches it.
 
 A collective has a latency, and a time for each byte that gloo moves. One within the passes, a gather or a reduction of
 `fully_shard` or the statistics of a batch, costs more in Python. Where processes share cores, each one that must meet
@@ -43,7 +43,7 @@ CORE = {
     "flop": 6e-12,
     "convolution": 9e-12,
     "byte": 3e-10,
-    "kernel": 2e-5,
+    "kernel": 1.1e-5,
     "cut": 2.5e-4,
     "latency": 4e-4,
     "within": 5e-4,
@@ -96,16 +96,19 @@ class FittedTimes:
         fit, staging = self._fit, self._staging
         convolves = any(len(parameter.shape) == 4 for parameter in layer.parameters)
         flop = fit.convolution if convolves else fit.flop
-        kernels, weights = _kernels(layer), 4 * sum(parameter.count for parameter in layer.parameters)
-        host = self.crowd * (fit.kernel + fit.cut * (staging.layout.sizes["tensor"] > 1))
+        weights = 4 * sum(parameter.count for parameter in layer.parameters)
+        cut, tensors = fit.cut * (staging.layout.sizes["tensor"] > 1), len(layer.parameters)
+        host = self.crowd * (fit.kernel * layer.operations + cut * _parts(layer))
         share, byte = self._core_share, samples * fit.byte * self._moved[layer.name]
         again = 4 if staging.layout.microbatches > 1 else 2  # gradients are written, or read and added to
-        forward = host * kernels + share * (samples * flop * layer.forward_flops + byte + fit.update * weights)
-        backward = host * (kernels + len(layer.parameters)) + share * (
-            samples * flop * layer.backward_flops + byte + fit.update * again * weights
+        forward = host + share * (samples * flop * layer.forward_flops + byte + fit.update * weights)
+        backward = (
+            host
+            + self.crowd * (fit.kernel + cut) * tensors
+            + share * (samples * flop * layer.backward_flops + byte + fit.update * again * weights)
         )
         if staging.job.memory.recompute == "selective" and layer.name in self._recomputed:
-            backward += host * kernels + share * byte  # all but products
+            backward += host + share * byte  # all but products
         return forward, backward
 
     def loss(self, samples: float) -> tuple[float, float]:
@@ -138,10 +141,8 @@ class FittedTimes:
         return 0.0
 
 
-def _kernels(layer: LayerNode) -> int:
-    """Returns the kernels of a forward pass, as far as a plan knows them: one for each part of a layer, or for each
-    moment of its backward pass.
-    """
+def _parts(layer: LayerNode) -> int:
+    """Returns the modules of a layer that DTensor may dispatch, or the moments of its backward pass."""
     moments = layer.float32.working.backward if layer.float32.working is not None else ()
     return max(1, len(layer.parts), len(moments))
 

@@ -101,7 +101,7 @@ CONSTANTS = (  # of a RunFit
 )  # fmt: skip
 
 
-CONSTANTS_VERSION = 2  # of the meaning of a fit's constants
+CONSTANTS_VERSION = 3  # of the meaning of a fit's constants
 
 
 @record
@@ -112,6 +112,7 @@ class RunFit(Record):
     processes to a core, and of each byte; of the hooks of a unit of `fully_shard` in the passes of a micro-batch; of a
     byte of weights and state, and a `tensor` of the update; of a micro-batch, or an action of a pipeline; of a step.
     `error` is the median one of a step that the others predict. `constants` is the version of what the constants mean.
+    A fit to past runs has the `typical` constants that it began with, of small jobs on the machine if it has any.
     """
 
     machine: str
@@ -134,6 +135,7 @@ class RunFit(Record):
     tensor: float = 0.0
     microbatch: float = 0.0
     step: float = 0.0
+    typical: tuple[float, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -161,6 +163,8 @@ def read_times(kind: type[Times], data: object) -> Times:
     times = from_json(kind, data)
     if isinstance(times, RunFit) and times.constants != CONSTANTS_VERSION:
         raise DecodeError(f"its constants are of version {times.constants}, and those of this dslc {CONSTANTS_VERSION}")
+    if isinstance(times, RunFit) and len(times.typical) not in (0, len(CONSTANTS)):
+        raise DecodeError(f"it has {len(times.typical)} typical constants, not {len(CONSTANTS)}")
     for name, number in _numbers("", to_json(times)):
         if not 0 <= number < inf:
             raise DecodeError(f"{name} is {number}, which is no time")
@@ -171,6 +175,9 @@ def _numbers(name: str, data: object) -> Iterator[tuple[str, float]]:
     if isinstance(data, Mapping):
         for key, value in data.items():
             yield from _numbers(key, value)
+    elif isinstance(data, list):
+        for value in data:
+            yield from _numbers(name, value)
     elif isinstance(data, int | float):
         yield name, data
 

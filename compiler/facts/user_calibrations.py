@@ -104,11 +104,15 @@ def user_calibration(kind: str, processes: int) -> Findings[Calibration | None]:
     return None if foreign else calibration
 
 
+def user_fit(kind: str) -> Findings[RunFit | None]:
+    """Returns the user's fit for this machine, if there is one."""
+    found = yield from _user_figures(calibration_path(kind), kind)
+    fit = found.fit if found is not None else None
+    return None if fit is not None and any(machine_differences(fit)) else fit
+
+
 def with_user_calibration(hardware: Hardware, processes: int) -> Findings[Hardware]:
     """Returns the figures of a kind of device with the times that the user measured on this machine."""
     calibration = yield from user_calibration(hardware.kind, processes)
-    found = yield from _user_figures(calibration_path(hardware.kind), hardware.kind)
-    fit = found.fit if found is not None else None
-    if fit is not None and any(machine_differences(fit)):
-        fit = None
+    fit = yield from user_fit(hardware.kind)
     return replace(hardware, calibration=calibration or hardware.calibration, fit=fit or hardware.fit)

@@ -29,6 +29,7 @@ class LayerFacts(Record):
     float32: LayerMemory
     autocast: LayerMemory
     multiplies: bool = True  # it computes products other than convolutions
+    operations: int = 0
 
 
 @record

@@ -89,7 +89,7 @@ class LayerNode(Record):
     FLOPs are two for each multiply-add of matrix products, convolutions and attention (full, even if it is causal), as
     in torch's FlopCounterMode; `backward_flops` leaves out the gradient of an input that needs none because no
     parameter comes before it. `masks` are the numbers of the mask that tells, along the context axis, the positions
-    that a piece of the sequence sees.
+    that a piece of the sequence sees. `operations` are torch's of a forward pass on CPUs, without views.
     """
 
     name: str
@@ -108,6 +108,7 @@ class LayerNode(Record):
     parts: tuple[ModulePart, ...] = ()  # of a library layer, in the order of their calls
     masks: int = 0
     multiplies: bool = True  # it computes products other than convolutions: on a GPU, by cuBLAS
+    operations: int = 0
 
 
 @record

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dslc.compiler.model.layers import activation_of, added, wants_numbers, wants_sequence
+from dslc.compiler.model.operation_counts import LLAMA3_SCALING, ROTATION, WINDOW
 from dslc.compiler.model.tape import Tape, argument_spans, layer
 from dslc.compiler.model.value import Value
 from dslc.dsl.diagnostics import division
@@ -88,10 +89,12 @@ def _separate(spec: s.Attention, x: Value, t: Tape) -> Value:
         )
     if spec.rope_theta is not None:
         q, k = _rotated(q, t), _rotated(k, t)
+        t.operations += ROTATION + (LLAMA3_SCALING if isinstance(spec.rope_scaling, s.Llama3Scaling) else 0)
         t.masks += length * head // t.around.pieces  # cosines and sines of the positions
     _count_products(length, own_width, t, backward=any(projection.grad for projection in (q, k, v)))
     if spec.window is not None and spec.window < length and t.around.pieces == 1:
         t.masks += length * length
+        t.operations += WINDOW
     graded = any(projection.grad for projection in (q, k, v))
     if graded:
         t.keep(q)

@@ -139,6 +139,7 @@ def resnet_block(spec: ResNetBlock, x: Value, t: Tape) -> Value:
         with t.inside("shortcut"):
             x = t.child("conv", s.Conv2d(channels=out, kernel=1, stride=spec.stride, bias=False, **spans), x)
             x = t.child("norm", s.BatchNorm(**spans), x)
+    t.operations += len(plan)  # each is rectified; the addition is the block's own
     return _rectified(t.operation(x, y, gives=added(x, y), adds=True), t, y)
 
 

@@ -143,6 +143,7 @@ def _layers(facts: ModelFacts, input: TensorFact, span: Span | None) -> tuple[La
                 autocast=layer.autocast,
                 recomputable=layer.block,
                 multiplies=layer.multiplies,
+                operations=layer.operations,
                 parts=tuple(_part(stack) for stack in facts.experts if stack.module.startswith(f"{layer.name}.")),
             )
         )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from dslc.compiler.ir.memory import Halves, Working, WorkingSet
 from dslc.compiler.model.float8 import ProductMoments
+from dslc.dsl.language.layers import Conv2d
 
 
 class Store:
@@ -243,3 +244,10 @@ def _first_half(operations: Sequence[Operation]) -> tuple[int, int, int]:
         sizes = {id(g): g[0] for g in (own_gradients, *new_gradients, *gradients.values(), *stays.values())}
         most = max(most, sum(sizes.values()) + op.scratch)
     return most, sum(g[0] for g in stays.values()), output[0] if id(output) in stays else 0
+
+
+def reorders(conv: Conv2d, operand: Store, result: Store) -> tuple[int, int]:
+    """Returns the bytes that oneDNN copies in the backward pass of a convolution (compiler/trace/memory.py)."""
+    size = operand.bytes
+    copied = 2 * size if conv.stride > 1 and conv.groups == 1 else max(size, result.bytes)
+    return copied, size + result.bytes

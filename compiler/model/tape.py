@@ -25,7 +25,8 @@ from dslc.compiler.ir.steps import InitStep, ModuleStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.model import tensor_tape
 from dslc.compiler.model.float8 import ProductMoments, fits, product_moments, stays_in_bf16
-from dslc.compiler.model.replay import Operation, Store, working
+from dslc.compiler.model.operation_counts import OPERATIONS
+from dslc.compiler.model.replay import Operation, Store, reorders, working
 from dslc.compiler.model.value import Shape, Value
 from dslc.compiler.placement.shares import largest
 from dslc.dsl.bounds import LAYERS as MOST_LAYERS
@@ -172,6 +173,7 @@ class Tape:
         self.float32, self.autocast = MemoryRecorder(), MemoryRecorder()
         self.masks = 0  # numbers
         self.multiplies = False
+        self.operations = 0
         self.parameters: list[ParameterNode] = []
         self.buffers: list[BufferNode] = []
         self.parts: list[ModulePart] = []
@@ -355,6 +357,7 @@ class Tape:
         spec, x = tensor_tape.shard_input(styles, ranks, spec, x, self.operation, on_cpu)
         operations_before, self._taken = len(self.float32.operations), None
         y = LAYERS[type(spec)](spec, x, self)
+        self.operations += OPERATIONS.get(spec.word, 1)
         if TensorStyle.VOCABULARY in styles:
             table = self.parameters[-1]
             self.parameters[-1] = replace(table, shape=(table.shape[0] // ranks, *table.shape[1:]))
@@ -401,7 +404,7 @@ class Tape:
             rounds=2 if spec.word == "conv1d" else 0,
             ordered=ordered,
             ordered_rounds=2 if image else 0,
-            reorders=[_reorders(spec, *pair) for pair in stores] if image else NO_REORDERS,
+            reorders=[reorders(spec, *pair) for pair in stores] if image else NO_REORDERS,
             float8=self._float8_moments(spec, operand, y),
         )
 
@@ -427,13 +430,6 @@ class Tape:
         finally:
             self._frame = outer
         outer.children.append(ModuleStep(name=name, kind="Sequential", children=tuple(frame.children)))
-
-
-def _reorders(spec: Any, operand: Store, result: Store) -> tuple[int, int]:
-    """Returns the bytes that oneDNN copies in the backward pass of a convolution (compiler/trace/memory.py)."""
-    size = operand.bytes
-    copied = 2 * size if spec.stride > 1 and spec.groups == 1 else max(size, result.bytes)
-    return copied, size + result.bytes
 
 
 def argument_spans(enclosing_call: Call, **renamed: str) -> dict[str, Any]:
@@ -544,6 +540,7 @@ def record(surroundings: Surroundings, name: str, spec: Call, x: Value) -> Value
         parts=tuple(tape.parts),
         masks=tape.masks,
         multiplies=tape.multiplies,
+        operations=tape.operations,
     )
     step = tape._frame.children[0]
     surroundings.nodes.append(node)

@@ -369,6 +369,7 @@ class _Count(Run):
         super().__init__(traced, samples, low)
         self.flops: dict[str, int] = defaultdict(int)
         self.flops_back: dict[str, int] = defaultdict(int)
+        self.operations: dict[str, int] = defaultdict(int)  # but for views
         self.saved: dict[str, int] = defaultdict(int)
         self.saved_input: dict[str, int] = defaultdict(int)
         self.tail: dict[str, int] = defaultdict(int)  # the same after a layer's last operation with weights
@@ -441,6 +442,7 @@ class _Count(Run):
             if flops is not None:
                 self.flops_back[self.of_node()] += flops
             return
+        self.operations[self.now] += not (func.is_view or func is torch.ops.aten._unsafe_view.default)
         if self.checked is not None:
             check_dtypes(func, args, self.now, self.checked)
         if flops is not None:
@@ -578,6 +580,7 @@ def _layers(
             float32=float32.get(path, NOTHING),
             autocast=autocast.get(path, NOTHING),
             multiplies=run.multiplies.get(path, False),
+            operations=run.operations[path],
         )
         saved = layer.float32.saved or layer.autocast.saved
         if path or layer.parameters or layer.buffers or layer.forward_flops or saved:

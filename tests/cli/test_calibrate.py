@@ -18,8 +18,16 @@ from helpers.job_texts import job_text
 from helpers.launcher import DSLC
 from helpers.waiting import until
 
-from dslc.compiler.facts.calibration import Calibration, calibration_text
-from dslc.compiler.facts.user_calibrations import calibration_path, this_machine, user_calibration
+from dslc.compiler.facts.calibration import (
+    CONSTANTS,
+    CONSTANTS_VERSION,
+    Calibration,
+    RunFit,
+    calibration_text,
+    fit_text,
+    with_constants,
+)
+from dslc.compiler.facts.user_calibrations import calibration_path, this_machine, user_calibration, user_fit
 from dslc.dsl.diagnostics import Report
 from dslc.main import main
 from dslc.runtime.process.records import NOTES
@@ -245,6 +253,13 @@ def test_constants_are_fitted_to_past_runs(
     assert step["source"] == "fitted" and step["step_time"] == pytest.approx(0.002384, rel=0.1)
     assert main(["calibrate", "made.plt", "--from", *runs]) == 2
     assert "leave a job out" in capsys.readouterr().err
+    here, path = this_machine(), Path(calibration_path("cpu"))
+    small = RunFit(machine=here.processor, torch=here.torch, cores=here.cores, constants=CONSTANTS_VERSION, runs=29)
+    path.write_text(fit_text("cpu", with_constants(small, dict.fromkeys(CONSTANTS, 1e-5) | {"step": 2e-3}), "made"))
+    for _ in range(2):  # the second time it begins with the constants of the small jobs, too
+        assert main(["calibrate", "--from", *runs]) == 0
+        fit = Report().collect(user_fit("cpu"))
+        assert fit is not None and fit.typical == (1e-5,) * 13 + (2e-3,) and fit.cut == pytest.approx(1e-5), fit
 
 
 @pytest.mark.long

@@ -51,7 +51,7 @@ def test_a_step_is_the_sum_of_what_its_constants_say(tmp_path: Path, monkeypatch
         return estimate.step_time
 
     assert seconds(step=0.5) == 0.5
-    assert seconds(kernel=0.5) == 7.0, "four layers and the loss in both passes, and four parameters backward"
+    assert seconds(kernel=0.5) == 6.0, "three layers and the loss in both passes, and four parameters backward"
     model = compiled(tmp_path / "job.plt").analysis.model
     assert model is not None
     flops = sum(layer.forward_flops + layer.backward_flops for layer in model.layers)

@@ -60,6 +60,7 @@ def test_a_library_network_traced_is_its_arithmetic(name: str) -> None:
     assert source.input is not None
     facts = trace_model(lambda: skeleton(step_of(graph)), source.input)
     agree(facts, graph)
+    assert total(facts.layers, "operations") == pytest.approx(total(graph.layers, "operations"), rel=0.05)
     traced = {layer.name: layer for layer in facts.layers if layer.block}
     blocks = {node.name: node for node in graph.layers if node.recomputable}
     if len(blocks) > 1:
