@@ -115,7 +115,8 @@ def _cut(experts: nn.Module, mesh: DeviceMesh, axes: Sequence[str]) -> None:
         held = parameter.detach()
         for axis, dim in zip(axes, dims, strict=True):
             held = held.chunk(mesh[axis].size(), dim)[0]
-        cut = DTensor.from_local(held.clone(), mesh, [Shard(dim) for dim in dims], run_check=False)
+        held = held.clone(memory_format=torch.contiguous_format)  # one expert alone would keep the strides of its width
+        cut = DTensor.from_local(held, mesh, [Shard(dim) for dim in dims], run_check=False)
         experts.register_parameter(name, nn.Parameter(cut, requires_grad=parameter.requires_grad))
 
 

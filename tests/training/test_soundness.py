@@ -36,7 +36,7 @@ def test_what_is_accepted_trains_as_one_process(trainer: Trainer, seed: int) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [110_154, 110_238, 112_309])
+@pytest.mark.parametrize("seed", [110_154, 110_238, 112_309, 127_757])
 def test_experts_train_as_in_one_process(trainer: Trainer, seed: int) -> None:
     drawn = draw(seed, own=0.0, odd=0.0, experts=1.0)
     assert "expert = " in drawn.text
