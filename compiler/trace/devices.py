@@ -21,7 +21,7 @@ from torch import nn
 from dslc.compiler.ir.network_facts import CodePlace
 from dslc.compiler.trace.batch import SMALL, Example, batch_of
 from dslc.compiler.trace.code_place import names_of, place_of
-from dslc.compiler.trace.instantiate import replace_tensors
+from dslc.compiler.trace.instantiate import mode_without_memory, replace_tensors
 from dslc.compiler.trace.private_torch import (
     Arguments,
     FakeTensorDeviceMismatchError,
@@ -51,7 +51,7 @@ def cpu_tensor_of_network(model: nn.Module, input: TensorFact | Example) -> Code
     it never does, or if the place cannot be seen.
     """
 
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fake = mode_without_memory()
     batch = map_tensors(lambda tensor: _on_gpu(tensor, fake), batch_of(input, SMALL, fake))
     with _replaced_tensors(model, lambda tensor: _on_gpu(tensor, fake)):
         return _find_mismatch(lambda: call(model, model.forward, batch), fake, model)
@@ -60,7 +60,7 @@ def cpu_tensor_of_network(model: nn.Module, input: TensorFact | Example) -> Code
 def cpu_tensor_of_loss(loss: Callable[..., object], output: object, target: object) -> CodePlace | None:
     """Returns the place where `loss` does; it is called with GPU copies of an output and a target on the CPU."""
 
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fake = mode_without_memory()
     pair = [map_tensors(lambda tensor: _on_gpu(tensor, fake), structure) for structure in (output, target)]
     return _find_mismatch(lambda: loss(*pair), fake, torch.nn.Identity())
 

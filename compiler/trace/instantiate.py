@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from types import FunctionType, ModuleType
 
 import torch
 from torch import nn
@@ -15,14 +18,61 @@ from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
 from dslc.compiler.ir.parameter_names import ParameterNames
 from dslc.compiler.ir.tensors import UNSAVABLE, TensorFact
 from dslc.compiler.trace.private_torch import (
+    COMPILER,
+    COMPILER_MARK,
+    COMPILER_SETTINGS,
     MODULE_MAPPINGS,
+    REFERENCES,
     FakeTensorMode,
     own_buffers,
     own_parameters,
+    put_in_place_of_compiler,
     storage_identity,
 )
 
 NOTHING = LayerMemory(saved=0, selective=0)
+
+
+class _CompilerStandIn(ModuleType):
+    """Answers with `settings` what torch's modes without memory ask of its compiler at each operation. Any other
+    question imports the compiler: 800 modules, which take longer than most traces.
+    """
+
+    def __init__(self, name: str, settings: dict[str, object]) -> None:
+        super().__init__(name)
+        vars(self).update(settings)
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self.__name__), name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name.startswith("__"):
+            super().__setattr__(name, value)
+        else:
+            setattr(importlib.import_module(self.__name__), name, value)
+
+
+def mode_without_memory() -> FakeTensorMode:
+    """Returns a new mode that makes tensors without memory. A process that has not imported torch's compiler gets a
+    stand-in for it, which stays.
+    """
+    # Tensors of a module besides its parameters and buffers may be real.
+    if COMPILER in sys.modules:
+        return FakeTensorMode(allow_non_fake_inputs=True)
+    settings = f"{COMPILER}.config"
+    config = _CompilerStandIn(settings, COMPILER_SETTINGS)
+    stand_in = _CompilerStandIn(COMPILER, {"config": config})
+    stand_ins = {COMPILER: stand_in, settings: config}
+    _leave_as_they_are([module for name, module in sys.modules.items() if name.startswith(REFERENCES)])
+    sys.modules.update(stand_ins)  # the mode's constructor imports them by name
+    put_in_place_of_compiler(stand_in)
+    try:
+        return FakeTensorMode(allow_non_fake_inputs=True)
+    finally:
+        for name in stand_ins:
+            del sys.modules[name]
 
 
 class TraceError(Exception):
@@ -35,12 +85,25 @@ class TraceError(Exception):
         self.remedy = remedy
 
 
+def _leave_as_they_are(modules: Iterable[ModuleType]) -> None:
+    """Marks all functions that those of the modules wrap. The compiler would otherwise be imported at the first call of
+    one, to mark it.
+    """
+    functions = [value for module in modules for value in vars(module).values() if isinstance(value, FunctionType)]
+    for function in functions:
+        for cell in function.__closure__ or ():
+            wrapped = cell.cell_contents
+            if isinstance(wrapped, FunctionType) and not hasattr(wrapped, COMPILER_MARK):
+                setattr(wrapped, COMPILER_MARK, wrapped)
+                functions.append(wrapped)
+
+
 def facts_of_made(make: Callable[[], object]) -> ModelFacts:
     """Returns the facts of a module that is made, without memory, and not called: its tensors, in one layer. Raises
     TraceError if that fails.
     """
 
-    return facts_of_tensors(made_without_memory(make, FakeTensorMode(allow_non_fake_inputs=True)))
+    return facts_of_tensors(made_without_memory(make, mode_without_memory()))
 
 
 def facts_of_tensors(model: nn.Module) -> ModelFacts:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
@@ -122,9 +122,7 @@ def _register_entries(
 
 
 def hide_worker() -> None:
-    """Makes `torch.utils.data.get_worker_info()` return None in a worker of a DataLoader: to a stream that deals itself
-    out among the workers, this process is then the only one.
-    """
+    """Makes `torch.utils.data.get_worker_info()` return None in a worker, so that a stream is not dealt out again."""
     from torch.utils.data._utils import worker
 
     worker._worker_info = None
@@ -290,8 +288,8 @@ _DEVICE = torch.ops.prim.device.default  # the question for a tensor's device, w
 
 
 class FakeTensorMode(_TorchFakeTensorMode):
-    """Makes tensors without memory. Torch calls it without the wrapper that hides a mode from its compiler, which takes
-    as long as a tenth of a fake operation: nothing is compiled while modules are traced.
+    """Makes tensors without memory. Torch calls it without the wrapper that hides a mode from its compiler, a tenth of
+    the time of an operation: nothing is compiled while modules are traced. `mode_without_memory` makes one.
 
     `quantized` says that a tensor was quantized: without memory it is a plain one, and only a real one shows its kind.
     """
@@ -469,10 +467,7 @@ def unpickle_objects_with(unpickler: type) -> None:
 
 
 # What a pickled tensor names: harmless functions, and the one that reads a storage, which would load any pickle.
-PICKLED_TENSORS = {
-    "torch._utils": {"_rebuild_tensor_v2", "_rebuild_parameter"},
-    "torch.serialization": {"_get_layout"},
-}
+PICKLED_TENSORS = {"torch._utils": {"_rebuild_tensor_v2", "_rebuild_parameter"}, "torch.serialization": {"_get_layout"}}
 PICKLED_STORAGE = ("torch.storage", "_load_from_bytes")
 
 
@@ -528,6 +523,12 @@ def run_microbatches(
 # ----------------------------------------------------------------------------------------------------- torch.compile
 
 COMPILER = "torch._dynamo"  # the module that torch.compile needs, and that much of torch imports at its first use
+COMPILER_SETTINGS: dict[str, object] = {  # the settings that modes without memory read
+    "fake_tensor_cache_enabled": True,
+    "fake_tensor_cache_crosscheck_enabled": False,
+    "_custom_ops_profile": None,
+}
+REFERENCES = ("torch._decomp", "torch._prims", "torch._refs")  # modules of operations in Python: fake kernels
 COMPILER_MARK = "__dynamo_disable"  # the attribute in which torch._compile._disable_dynamo caches its result
 
 
@@ -538,7 +539,7 @@ def compiler_settings() -> Any:
     return torch._dynamo.config
 
 
-def put_in_place_of_compiler(stand_in: SimpleNamespace) -> None:
+def put_in_place_of_compiler(stand_in: SimpleNamespace | ModuleType) -> None:
     """Makes torch find `stand_in` where it looks for its compiler."""
     vars(torch)["_dynamo"] = stand_in
 

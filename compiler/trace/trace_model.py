@@ -43,6 +43,7 @@ from dslc.compiler.trace.instantiate import (
     facts_of_tensors,
     frozen_parameters,
     made_without_memory,
+    mode_without_memory,
 )
 from dslc.compiler.trace.memory import measure
 from dslc.compiler.trace.private_torch import (
@@ -113,8 +114,7 @@ def trace_model(
     it is made. `ask` makes libraries read numbers that are known (context_parallel_check.py).
     """
 
-    # A module's tensors besides its parameters and buffers may be real.
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    fake = mode_without_memory()
     traced = _traced_module(made_without_memory(make, fake), fake, input)
     reuse = reuse or BlockReuse(wanted=False)
     settings = _Settings(

@@ -206,6 +206,32 @@ def test_signatures_of_what_only_a_run_calls() -> None:
     assert pt.fake_store() is not None
 
 
+WITHOUT_COMPILER = """
+import sys
+import torch
+from dslc.compiler.trace.instantiate import mode_without_memory
+from dslc.compiler.trace.private_torch import COMPILER
+with mode_without_memory() as mode:
+    network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4), torch.nn.GELU(), torch.nn.Dropout(0.1))
+    (network(torch.empty(2, 3)).softmax(1) * 2).var().backward()
+assert mode.cache_enabled and network[0].weight.grad.shape == (4, 3)
+assert COMPILER not in sys.modules
+assert torch._dynamo.is_compiling() is False  # the first question that the stand-in does not answer
+assert torch._dynamo is sys.modules[COMPILER]
+torch._dynamo.config.suppress_errors = True
+assert torch._dynamo.config.fake_tensor_cache_enabled
+assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)) == 2
+from torch._dynamo import config
+assert config is sys.modules["torch._dynamo.config"] and config.suppress_errors and mode_without_memory().cache_enabled
+"""
+
+
+@pytest.mark.processes
+def test_modes_without_memory_leave_the_compiler_out() -> None:
+    """Until the user's code asks for it."""
+    subprocess.run([sys.executable, "-c", WITHOUT_COMPILER], check=True)
+
+
 COMPILER = """
 import sys
 from types import SimpleNamespace
