@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import Any, NoReturn, TextIO, TypeAlias, TypedDict
+from typing import Any, NoReturn, Protocol, TextIO, TypeAlias, TypedDict
 
 Json: TypeAlias = Any  # what JSON holds
 
@@ -38,6 +38,29 @@ class ChildAnswer(TypedDict, total=False):
     status: int  # with which a child without an answer ended
 
 
+class Watch(Protocol):
+    """Observes the children of `in_child`, and is given their answers."""
+
+    def wrap(self, work: Callable[[], object]) -> Callable[[], object]:
+        """Returns the work that a child does in place of `work`."""
+
+    def unwrap(self, answer: ChildAnswer) -> ChildAnswer:
+        """Returns the answer to `work`, from the answer to the wrapped work."""
+
+
+_watches: list[Watch] = []
+
+
+@contextlib.contextmanager
+def watched_by(watch: Watch) -> Iterator[None]:
+    """Makes `watch` observe the children while the context lasts."""
+    _watches.append(watch)
+    try:
+        yield
+    finally:
+        _watches.remove(watch)
+
+
 def import_torch_for_children() -> None:
     """Imports torch and the modules of most trials here, once, instead of in each child. That runs nothing, so that
     children which are forked later can compute.
@@ -59,6 +82,9 @@ def in_child(work: Callable[[], object]) -> ChildAnswer:
 
     from dslc.probe.leaked_resources import in_words, supervise
 
+    watches = list(_watches)
+    for watch in watches:
+        work = watch.wrap(work)
     sys.stdout.flush()
     sys.stderr.flush()
     with tempfile.TemporaryFile("w+", encoding="utf-8") as file:  # a pipe would stay open with processes that it leaves
@@ -80,7 +106,10 @@ def in_child(work: Callable[[], object]) -> ChildAnswer:
         answer |= {"threads": [], "processes": [], "repeats": []}
     new_processes = [process for process in final["processes"] if process not in answer["repeats"]]
     answer["left"] = in_words(answer["threads"], [*answer["processes"], *new_processes])
-    return _attempt_here(work) | {"left": ""} if "barred" in answer else answer
+    answer = _attempt_here(work) | {"left": ""} if "barred" in answer else answer
+    for watch in reversed(watches):
+        answer = watch.unwrap(answer)
+    return answer
 
 
 def _answer(work: Callable[[], object], file: TextIO) -> NoReturn:

@@ -7,10 +7,12 @@ are known by the distributions' versions; all others count by their content, and
 elsewhere.
 
 Contract: `dependencies` is None if anything was done that may come out otherwise another time, or that has an effect
-beside its result. Such are: starting a process, opening a connection, writing a file, listing a folder, printing text,
-drawing Python's or numpy's own random numbers.
+beside its result: starting a process, opening a connection, writing a file, printing text, listing a folder, drawing
+Python's or numpy's own random numbers. Work that reads data (`reads_data`) may list folders, whose names are then
+compared, and draw, as its generators are seeded; but it may load no compiled library that could open files by itself.
 
-Limits: the clock, and questions whether a file exists, are not seen.
+Limits: the clock, and questions whether a file exists, are not seen, nor are compiled libraries that open files in work
+that reads no data.
 """
 
 from __future__ import annotations
@@ -23,26 +25,78 @@ import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import TextIO
+from importlib.machinery import EXTENSION_SUFFIXES
+from typing import TextIO, TypedDict
 
 from dslc.dsl.files import open_file
 from dslc.runtime.process.frame_ownership import is_users
 
 _BEYOND = ("subprocess.", "socket.connect", "socket.bind", "os.system", "os.exec", "os.posix_spawn", "os.fork", "glob.")
 _IMPORTS = ("<frozen importlib", os.path.join(sysconfig.get_path("stdlib"), "importlib", ""))  # which list folders
-LARGE = 64 << 20  # bytes of a file that is compared, at most
+LARGE = 64 << 20  # bytes of a file that is compared, at most; of all together, where data is read
+NAMES = 100_000  # of a folder that is compared, at most
+_NATIVE = ("sqlite3.connect", "ctypes.dlopen")  # what opens files without an event
+# Packages with compiled code that opens no files but by Python's own `open`.
+_OPEN_BY_PYTHON = frozenset(
+    [
+        "torch",
+        "functorch",
+        "numpy",
+        "PIL",
+        "scipy",
+        "sklearn",
+        "regex",
+        "yaml",
+        "_yaml",
+        "markupsafe",
+        "psutil",
+        "gmpy2",
+    ]
+)
 _PASSING_ON = (__file__, os.__file__, "<frozen os>", _collections_abc.__file__, "<frozen _collections_abc>")
 _PROGRAM = ("__main__", "__mp_main__")  # the program's own file, and the name that multiprocessing gives it
 _LISTS = ("os.listdir", "os.scandir")
 _OF_MACHINE = ("/dev", "/proc", "/sys")  # what is there follows from the machine
 
 
+class Dependencies(TypedDict, total=False):
+    """Digests of the contents of files, of the names in folders, and of the values of variables; None: not set."""
+
+    files: dict[str, str]
+    folders: dict[str, str]
+    environment: dict[str, str | None]
+
+
+def is_unchanged(dependencies: Dependencies) -> bool:
+    """True if files, folders and variables are what they were. Raises AttributeError or TypeError for other JSON."""
+    environment = dependencies["environment"]
+    return (
+        all(digest_of(path) == digest for path, digest in dependencies["files"].items())
+        and all(digest_of_names(path) == digest for path, digest in dependencies.get("folders", {}).items())
+        and all(digest_of_variable(os.environ.get(name)) == value for name, value in environment.items())
+    )
+
+
+def combine(some: Dependencies, more: Dependencies) -> Dependencies | None:
+    """Returns both together; None if a file, a folder or a variable changed between them."""
+    combined: Dependencies = {}
+    for kind in ("files", "folders", "environment"):
+        earlier, later = some.get(kind, {}), more.get(kind, {})
+        if any(earlier[name] != later[name] for name in earlier.keys() & later.keys()):
+            return None
+        combined[kind] = earlier | later  # type: ignore[literal-required]
+    return combined
+
+
 class DependencyRecorder:
     """Watches this process from now on; it cannot be undone, so this is for a child."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: str = "", *, reads_data: bool = False) -> None:
+        """`own` is a folder whose files are of the work itself. `reads_data`: the module's contract says what for."""
         self._watching = True
+        self._own, self._reads_data = os.path.join(os.path.realpath(own), "") if own else "", reads_data
         self._opened: set[str] = set()
+        self._listed: set[str] = set()
         self._beyond: list[str] = []
         self._environment: dict[str, str | None] = {}
         self._drawn = _random_states()
@@ -51,35 +105,45 @@ class DependencyRecorder:
         os.environ._data = _Variables(os.environ._data, self._environment)  # type: ignore[attr-defined]
         sys.addaudithook(self._audit)
 
-    def dependencies(self) -> dict[str, dict[str, str] | dict[str, str | None]] | None:
-        """Returns the files by the digest of their content, and the variables by their values."""
+    def dependencies(self) -> Dependencies | None:
+        """Returns what the work looked at; None if it did more than can be compared."""
         self._watching = False
         for output in self._outputs:
             if output.written:
                 return None
-        if self._beyond or _random_states() != self._drawn:
+        if self._beyond or (_loads_native_code() if self._reads_data else _random_states() != self._drawn):
             return None
         sources = [
             getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if name not in _PROGRAM
         ]
         files = self._opened | {path for path in sources if path and os.path.isabs(path)}
         hashed_files = [path for path in sorted(files) if not _is_of_fixed_version(path)]
-        if any(map(_is_large, hashed_files)):
+        sizes = [_size(path) for path in hashed_files]
+        if (sum(sizes) if self._reads_data else max(sizes, default=0)) > LARGE:
+            return None
+        folders = {path: digest_of_names(path) for path in sorted(self._listed)}
+        if not all(folders.values()):
             return None
         variables = {name: digest_of_variable(value) for name, value in self._environment.items()}
-        return {"files": {path: digest_of(path) for path in hashed_files}, "environment": variables}
+        return {"files": {path: digest_of(path) for path in hashed_files}, "folders": folders, "environment": variables}
 
     def _audit(self, event: str, args: tuple[object, ...]) -> None:
         if not self._watching:
             return
         if event == "open":
             self._open(*args)
-        elif event.startswith(_BEYOND):
+        elif event.startswith("glob.") and self._reads_data:
+            return  # what it lists has events of its own
+        elif event.startswith(_BEYOND) or (event in _NATIVE and self._reads_data):
             self._beyond.append(event)
         elif event in _LISTS:
             asker = sys._getframe(1).f_code.co_filename
             folder = os.path.abspath(_text(args[0]) or ".")
-            if not asker.startswith(_IMPORTS) and not _is_of_fixed_version(folder) and folder not in _OF_MACHINE:
+            if asker.startswith(_IMPORTS) or _is_of_fixed_version(folder) or folder in _OF_MACHINE:
+                return
+            if self._reads_data and args[0] is not None and not isinstance(args[0], int):
+                self._listed.add(folder)
+            else:
                 self._beyond.append(event)
 
     def _open(self, path: object, mode: object = None, flags: object = None) -> None:
@@ -89,6 +153,8 @@ class DependencyRecorder:
         writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
         if name.endswith(".pyc") or name.startswith(tuple(f"{folder}/" for folder in _OF_MACHINE)):
             return  # of a module, whose source counts; of the machine
+        if self._own and os.path.realpath(name).startswith(self._own):
+            return
         if writes:
             if not name.startswith(os.path.join(os.path.realpath(tempfile.gettempdir()), "")):
                 self._beyond.append(name)
@@ -116,16 +182,37 @@ def digest_of(path: str) -> str:
         return ""
 
 
+def digest_of_names(folder: str) -> str:
+    """Returns the digest of the names in a folder; "" for none that can be listed, or too many names."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return ""
+    text = "\0".join(names).encode(errors="surrogateescape")
+    return hashlib.sha256(text).hexdigest() if len(names) <= NAMES else ""
+
+
 def digest_of_variable(value: str | None) -> str | None:
     """Returns a digest, as a variable may be a secret; None if it is not set."""
     return None if value is None else hashlib.sha256(value.encode(errors="surrogateescape")).hexdigest()
 
 
-def _is_large(path: str) -> bool:
+def _size(path: str) -> int:
     try:
-        return os.stat(path).st_size > LARGE
+        return os.stat(path).st_size
     except OSError:
-        return False
+        return 0
+
+
+def _loads_native_code() -> bool:
+    """True if a module of compiled code is loaded that may open files by itself."""
+    paths = [
+        getattr(module, "__file__", None) or ""
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] not in _OPEN_BY_PYTHON
+    ]
+    compiled = [path for path in paths if path.endswith(tuple(EXTENSION_SUFFIXES))]
+    return any(path.startswith(_installed()) or not path.startswith(_python()) for path in compiled)
 
 
 def _text(path: object) -> str:
@@ -218,6 +305,7 @@ class _Variables(dict[bytes, bytes]):
     def __init__(self, values: dict[bytes, bytes], variables_read: dict[str, str | None]) -> None:
         super().__init__(values)
         self._read, self._own = variables_read, set[bytes]()
+        self._outer = values if isinstance(values, _Variables) else None  # of a recorder that began before
 
     def __getitem__(self, key: bytes) -> bytes:
         self._note(key)
@@ -242,6 +330,8 @@ class _Variables(dict[bytes, bytes]):
         return super().__iter__()
 
     def _note(self, key: bytes) -> None:
+        if self._outer is not None:
+            self._outer._note(key)
         if key not in self._own and _asked_by_user():
             value = super().get(key)
             self._read.setdefault(os.fsdecode(key), None if value is None else os.fsdecode(value))

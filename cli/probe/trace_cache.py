@@ -28,12 +28,15 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
 
 from dslc.compiler.ir.codec import DecodeError, from_json
 from dslc.compiler.ir.module_facts import ModelFacts
 from dslc.dsl import cache
 from dslc.probe.child import Json
-from dslc.probe.dependency_recorder import DependencyRecorder, digest_of, digest_of_variable
+from dslc.probe.dependency_recorder import Dependencies, DependencyRecorder, is_unchanged
+
+F = TypeVar("F")
 
 SWITCH = "DSLC_TRACE_CACHE"
 MOST_BYTES = 64 << 20  # of all entries
@@ -43,40 +46,76 @@ _CHECKSUM = 64  # characters at the beginning of an entry
 _SETTINGS = ("TORCH", "PYTORCH", "ATEN", "MKL", "OMP_", "KMP_", "DNNL", "ONEDNN", "CUDA", "HF_", "TRANSFORMERS", "USE_")
 
 
-class TraceCache:
-    """The place of the facts of one network; `None` for a network whose facts are not kept."""
+class CacheEntry(Generic[F]):
+    """The place of facts of one `kind`."""
 
-    def __init__(self, key: dict[str, object] | None, folder: str = "") -> None:
-        """`key` is all that the facts depend on in the job; `folder` is where the user's modules are."""
+    def __init__(self, kind: type[F], key: dict[str, object] | None, folder: str = "") -> None:
+        """`key` is all that the facts depend on in the job, None for facts that are not kept; `folder` is where the
+        user's modules are.
+        """
+        self._kind = kind
         place = cache.folder() if key is not None and os.environ.get(SWITCH, "").lower() not in ("off", "0") else None
         self._path = ""
         if place:
             key_text = json.dumps([_FORMAT, key, _environment(folder)], sort_keys=True, default=repr)
             self._path = os.path.join(place, f"{_NAME}{hashlib.sha256(key_text.encode()).hexdigest()[:40]}.json")
 
-    def load(self) -> ModelFacts | None:
-        """Returns the facts, if they were kept and everything that they rest on is the same."""
+    @property
+    def is_kept(self) -> bool:
+        """True if facts are looked for and kept."""
+        return bool(self._path)
 
+    def load(self) -> tuple[F, Dependencies] | None:
+        """Returns the facts and what they rest on, if they were kept and all of that is the same."""
         if not self._path or (text := _read_entry(self._path)) is None:
             return None
         try:
             entry = json.loads(text)
-            files, environment = entry["files"], entry["environment"]
-            if any(digest_of(path) != digest for path, digest in files.items()):
+            if not is_unchanged(entry):
                 return None
-            if any(digest_of_variable(os.environ.get(name)) != value for name, value in environment.items()):
-                return None
-            facts = from_json(ModelFacts, entry["facts"])
+            facts = from_json(self._kind, entry.pop("facts"))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, DecodeError):
             return None  # of another version, or not an entry
         _touch(self._path)
-        return facts
+        return facts, entry
+
+    def store(self, facts: Json, dependencies: Dependencies) -> None:
+        """Keeps facts, as JSON, with what they rest on."""
+        if not self._path:
+            return
+        text = json.dumps({**dependencies, "facts": facts})
+        content = hashlib.sha256(text.encode()).hexdigest() + text
+        if len(content) <= MOST_BYTES // 4:
+            cache.replace(self._path, content.encode())
+            _shrink(os.path.dirname(self._path))
+
+
+class TraceCache:
+    """The entry of one network's facts. `rested_on` is called with what loaded facts rest on."""
+
+    def __init__(
+        self,
+        key: dict[str, object] | None,
+        folder: str = "",
+        rested_on: Callable[[Dependencies], object] | None = None,
+    ) -> None:
+        """`key` and `folder` are those of the entry."""
+        self._entry, self._rested_on = CacheEntry(ModelFacts, key, folder), rested_on
+
+    def load(self) -> ModelFacts | None:
+        """Returns the facts, if they were kept and everything that they rest on is the same."""
+        loaded = self._entry.load()
+        if loaded is None:
+            return None
+        if self._rested_on is not None:
+            self._rested_on(loaded[1])
+        return loaded[0]
 
     def watched(self, work: Callable[[], object], prepare: Callable[[], None]) -> Callable[[], object]:
         """Returns work for a child that does `work`, and reports the files and variables it looked at. `prepare` comes
         first, unwatched: it reads data, and the key has only the description of the data's source.
         """
-        if not self._path:
+        if not self._entry.is_kept:
 
             def unwatched() -> object:
                 prepare()
@@ -99,13 +138,8 @@ class TraceCache:
     def store(self, answer: dict[str, Json], facts: ModelFacts | None) -> None:
         """Keeps the facts that a child found, with what they rest on, if that is known."""
         rests = answer["rests"]
-        if not self._path or rests is None or facts is None or facts.looks or facts.structured:
-            return
-        text = json.dumps({**rests, "facts": answer["facts"]})
-        content = hashlib.sha256(text.encode()).hexdigest() + text
-        if len(content) <= MOST_BYTES // 4:
-            cache.replace(self._path, content.encode())
-            _shrink(os.path.dirname(self._path))
+        if rests is not None and facts is not None and not facts.looks and not facts.structured:
+            self._entry.store(answer["facts"], rests)
 
 
 def _read_entry(path: str) -> bytes | None:

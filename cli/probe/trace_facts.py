@@ -15,15 +15,17 @@ from dslc.compiler.facts.sources import mixture_facts
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.placement.layout import lay_out
-from dslc.dsl.diagnostics import Findings, Report, judge
+from dslc.dsl.diagnostics import Findings, Report, judge, recorded
 from dslc.dsl.language.calls import Mixture, NetworkLoss, PythonCollate, PythonSource
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call
+from dslc.probe.child import watched_by
 from dslc.probe.data_trials import try_images, try_sampler
 from dslc.probe.sample_outputs import trial_batches
 from dslc.probe.second_source import compare_twice
-from dslc.probe.trace_network import open_weights, trace_network
+from dslc.probe.trace_network import open_weights, preload_libraries, trace_network
 from dslc.probe.trial import Files, Trial
+from dslc.probe.trial_cache import TrialCache
 from dslc.probe.user_code_trials import (
     try_followers,
     try_loss,
@@ -42,11 +44,23 @@ if TYPE_CHECKING:
 def trace_facts(job: JobSpec, source: SourceFacts, *, run: bool) -> Findings[Facts]:
     """Returns the facts, with what calling the user's functions tells; `source` are those without."""
     with tempfile.TemporaryDirectory() as folder:
-        trial = Trial(job=job, facts=Facts(source=source), files=Files(folder), run=run)
-        for probe in PROBES:
-            judged_trial, sound = yield from judge(probe(trial))
-            trial = replace(judged_trial or trial, sound=trial.sound and sound)
+        trial_cache = TrialCache(job, source, folder, run=run)
+        trial = Trial(job=job, facts=Facts(source=source), files=Files(folder), run=run, cache=trial_cache)
+        if (facts := trial_cache.load()) is not None:
+            preload_libraries(trial)
+            return facts
+        with watched_by(trial_cache):
+            trial, diagnostics = yield from recorded(_tried(trial))
+        if not diagnostics:
+            trial_cache.store(trial.facts)
         return trial.facts
+
+
+def _tried(trial: Trial) -> Findings[Trial]:
+    for probe in PROBES:
+        judged_trial, sound = yield from judge(probe(trial))
+        trial = replace(judged_trial or trial, sound=trial.sound and sound)
+    return trial
 
 
 def trace_longest(job: JobSpec, facts: Facts, sample: int) -> Findings[Facts | None]:

@@ -113,7 +113,9 @@ def _traced_model(trial: Trial, call: PythonNetwork) -> Findings[ModelFacts | No
     function = trial.function(call)
     by_value = function.function.partition(":")[0] in HANDED_OVER
     trace_cache = TraceCache(
-        None if by_value else _cache_key(trial, to_json(replace(function, line=""))), function.folder
+        None if by_value else _cache_key(trial, to_json(replace(function, line=""))),
+        function.folder,
+        trial.cache.add if trial.cache else None,
     )
     if (facts := trace_cache.load()) is not None:
         return facts
@@ -377,17 +379,12 @@ def _traced_transformers(trial: Trial, network: TransformersNetwork) -> Findings
     if importlib.util.find_spec("transformers") is None:
         yield missing_library("transformers", network.span)
         return None
-    if trial.run and job.devices.gpus is None:
-        from dslc.runtime.model.transformers_model import preload
-
-        preload(step)
-        _preload_adapters(job)
-
+    preload_libraries(trial)
     padding: list[int | None] = []
     documents: list[tuple[str, bool]] = []
     file = configuration_file(network, job.folder)
     depends = _cache_key(trial, [to_json(replace(step, line="")), file and digest_of(file)])
-    trace_cache = TraceCache(depends)
+    trace_cache = TraceCache(depends, rested_on=trial.cache.add if trial.cache else None)
     if (facts := trace_cache.load()) is not None:
         return facts
 
@@ -470,12 +467,16 @@ def _add_adapter(trial: Trial, construct: Callable[[], UserValue]) -> Callable[[
     return construct_with_adapter
 
 
-def _preload_adapters(job: JobSpec) -> None:
-    """Imports the library before a run, for the children and the ranks."""
-    if job.model.adapter is not None:
-        from dslc.runtime.model.adapters import preload
+def preload_libraries(trial: Trial) -> None:
+    """Imports the libraries of a `transformers` network before a run on CPUs, for the children and the ranks."""
+    job, step = trial.job, trial.steps.network
+    if not trial.run or job.devices.gpus is not None or not isinstance(step, TransformersStep):
+        return
+    from dslc.runtime.model import adapters, transformers_model
 
-        preload()
+    transformers_model.preload(step)
+    if job.model.adapter is not None:
+        adapters.preload()
 
 
 def _transposed(module: nn.Module) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.ir.steps import PythonFunction
@@ -15,6 +15,9 @@ from dslc.dsl.language.calls import PythonCall
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.source import Span
 from dslc.probe.sample_outputs import TrialBatches
+
+if TYPE_CHECKING:
+    from dslc.probe.trial_cache import TrialCache
 
 
 class Files:
@@ -32,7 +35,8 @@ class Files:
 class Trial:
     """The job of a probe and its facts so far. `sound`: no probe has yielded an error so far. `run`: the ranks are
     forked from this process later. `batches` are what a user's loss and metrics are tried with. `longest` is the sample
-    of the source that batches are traced with; None: the largest of the first.
+    of the source that batches are traced with; None: the largest of the first. `cache` is told what facts rest on that
+    no child found.
     """
 
     job: JobSpec
@@ -42,6 +46,7 @@ class Trial:
     run: bool = False
     longest: int | None = None
     batches: TrialBatches = field(default_factory=TrialBatches)
+    cache: TrialCache | None = None
 
     @property
     def source(self) -> SourceFacts:

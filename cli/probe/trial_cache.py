@@ -1,0 +1,132 @@
+"""Keeps what the trials of a job's own code told, in the user's cache, for the next time that everything is the same.
+
+Model: one entry holds the facts of all trials of a job (`trace_facts`), if none of them had anything to report. Its
+name is a digest of the whole job, of what its data told without trials, of the current folder, and of all that
+trace_cache.py names beside them: versions, dslc's own code, modules in reach, settings of libraries. In it are the
+files, folders and variables that any of the trials looked at (dependency_recorder.py). It is taken only if files have
+the same content, folders the same names and variables the same values. A hit forks nothing and imports no torch.
+
+Contract: cached facts equal the facts that trials would find. A trial that prints, warns, fails, starts a process,
+writes a file, opens a connection or leaves anything running is done each time, and so are all trials if a function of
+the job is an object of a program, if a module of the user's is loaded already, or if a compiled library was loaded that
+may open files unseen by Python. `DSLC_TRACE_CACHE=off` in the environment switches it off.
+
+Limits: as in dependency_recorder.py, the clock, whether a file exists, and the size of a file that is not opened.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from dslc.compiler.ir.codec import to_json
+from dslc.compiler.ir.facts import Facts, SourceFacts, TensorEntry
+from dslc.compiler.ir.module_facts import ModelFacts
+from dslc.compiler.ir.network_facts import OptimizerFacts
+from dslc.dsl.language.calls import PythonCall
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.metrics import TorchMetric
+from dslc.dsl.record import Record, record
+from dslc.probe.child import ChildAnswer
+from dslc.probe.dependency_recorder import Dependencies, DependencyRecorder, combine, users_modules
+from dslc.probe.trace_cache import CacheEntry
+from dslc.runtime.process.user_code import HANDED_OVER
+
+
+@record
+class TrialFacts(Record):
+    """The facts that trials add to a job's, or change; those of `Facts` but for the machine."""
+
+    source: SourceFacts | None
+    model: ModelFacts | None
+    made: ModelFacts | None
+    optimizer: OptimizerFacts | None
+    weights: Mapping[str, TensorEntry] | None
+
+
+class TrialCache:
+    """The entry of one job's trials, and what the trials have looked at so far: a watch of all children."""
+
+    def __init__(self, job: JobSpec, source: SourceFacts, folder: str, *, run: bool) -> None:
+        """`folder` is where trials write their own files. Before a `run` a library of metrics is tried, too."""
+        by_value = any(call.function.partition(":")[0] in HANDED_OVER for call in _python_calls(job))
+        is_kept = not by_value and not any(users_modules())
+        key: dict[str, object] = {"trials of": repr(job), "source": to_json(source), "current folder": os.getcwd()}
+        key["torchmetrics"] = run and any(isinstance(metric, TorchMetric) for metric in job.evaluate.metrics)
+        self._entry = CacheEntry(TrialFacts, key if is_kept else None, job.folder)
+        self._folder = folder
+        self._dependencies: Dependencies = {"files": {}, "folders": {}, "environment": {}}
+        self._complete = True
+
+    def load(self) -> Facts | None:
+        """Returns the facts, if they were kept and everything that they rest on is the same."""
+        loaded = self._entry.load()
+        return Facts(**_fields(loaded[0])) if loaded else None
+
+    def store(self, facts: Facts) -> None:
+        """Keeps the facts of trials that had nothing to report, if all that they looked at is known."""
+        if self._complete:
+            kept = {name: value for name, value in _fields(facts).items() if name in TrialFacts.record_names}
+            self._entry.store(to_json(TrialFacts(**kept)), self._dependencies)
+
+    def add(self, dependencies: Dependencies) -> None:
+        """Adds what facts rest on."""
+        combined = combine(self._dependencies, dependencies)
+        self._complete &= combined is not None
+        self._dependencies = combined or self._dependencies
+
+    def wrap(self, work: Callable[[], object]) -> Callable[[], object]:
+        """Returns work for a child that does `work`, and reports what it looked at."""
+        pid = os.getpid()
+
+        def watched() -> object:
+            if os.getpid() == pid:  # a process that goes on cannot be watched
+                return {"made": work(), "rests": None}
+            _seed_generators()
+            recorder = DependencyRecorder(own=self._folder, reads_data=True)
+            made = work()
+            return {"made": made, "rests": recorder.dependencies()}
+
+        return watched if self._entry.is_kept else work
+
+    def unwrap(self, answer: ChildAnswer) -> ChildAnswer:
+        """Returns the answer to the work itself, of a child that did what `wrap` returned."""
+        if not self._entry.is_kept:
+            return answer
+        if "made" not in answer:
+            self._complete = False
+            return answer
+        dependencies: Dependencies | None = answer["made"]["rests"]
+        if dependencies is None or answer.get("left"):
+            self._complete = False
+        else:
+            self.add(dependencies)
+        return answer | {"made": answer["made"]["made"]}
+
+
+def _fields(facts: Facts | TrialFacts) -> dict[str, Any]:
+    return {field.name: getattr(facts, field.name) for field in fields(facts)}
+
+
+def _seed_generators() -> None:
+    """Makes draws of this child the same each time."""
+    import random
+
+    random.seed(0)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(0)
+
+
+def _python_calls(value: object) -> Iterator[PythonCall]:
+    """Yields the calls of the user's functions in a job."""
+    if isinstance(value, PythonCall):
+        yield value
+    if isinstance(value, tuple | list):
+        for part in value:
+            yield from _python_calls(part)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _python_calls(getattr(value, field.name))
