@@ -33,7 +33,7 @@ figure, as it does for CPUs without the user's own catalogue (`missing_figures`)
 from __future__ import annotations
 
 from dataclasses import replace
-from statistics import fmean
+from math import fsum
 from typing import Protocol
 
 from dslc.compiler.cost.cost import RankCost
@@ -170,7 +170,7 @@ def _estimate(
         played = timeline(schedule, forward, backward, send=message)
         if times.crowd > 1 and played.total:
             # A rank that waits leaves its core to others, which are then faster than they were measured.
-            faster = max(1 / times.crowd, fmean(arithmetic) / played.total)
+            faster = max(1 / times.crowd, fsum(arithmetic) / len(arithmetic) / played.total)
             forward, backward, arithmetic = (
                 [faster * seconds for seconds in part] for part in (forward, backward, arithmetic)
             )

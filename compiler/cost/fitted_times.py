@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
-from statistics import median
 
 from dslc.compiler.cost.layer_bytes import Recomputation, saved_bytes
 from dslc.compiler.cost.optimizer_bytes import OptimizerBytes
@@ -233,6 +232,8 @@ def run_fit(
     machine: RunFit, features: Sequence[Sequence[float]], steps: Sequence[float], typical: Sequence[float] = ()
 ) -> RunFit:
     """Returns the fit to steps on a machine, with the median error of each step by the others."""
+    from statistics import median  # here, as no check fits
+
     constants = dict(zip(CONSTANTS, fit_steps(features, steps, typical), strict=True))
     errors = [abs(error) for error in left_out_errors(features, steps, typical)] if len(steps) > 1 else [1.0]
     return with_constants(replace(machine, runs=len(steps), error=median(errors)), constants)

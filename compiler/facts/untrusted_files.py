@@ -14,7 +14,6 @@ import contextlib
 import errno
 import json
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from typing import Any, BinaryIO, TextIO
@@ -130,7 +129,7 @@ def write_private(path: str, text: str, *, replace: bool) -> None:
     """Writes a file that this user alone can read and write, at once. One that is there stays, or is replaced. Raises
     OSError.
     """
-    new = f"{path}.{secrets.token_hex(4)}"
+    new = f"{path}.{os.urandom(4).hex()}"
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -10,7 +10,7 @@ from dslc.dsl.editor import documentation
 from dslc.dsl.editor.kinds import field_of, flat_kinds, open_call, path_arguments, value_kind
 from dslc.dsl.editor.scopes import Scope
 from dslc.dsl.editor.snapshot import Snapshot
-from dslc.dsl.language.registry import BLOCKS, CALLS, Bool, CallOf, Field, Measure, Path, Word, fields
+from dslc.dsl.language.registry import BLOCKS, CALLS, PATH_BLOCKS, Bool, CallOf, Field, Measure, Path, Word, fields
 from dslc.dsl.language.units import UNITS
 from dslc.dsl.meaning.describe import describe
 from dslc.dsl.meaning.resolve import PROMISES
@@ -76,7 +76,7 @@ def _names(snapshot: Snapshot, scope: Scope, start: int, end: int) -> Iterator[C
 
 def _statements(snapshot: Snapshot, start: int, end: int) -> Iterator[Completion]:
     present = {region.name for region in snapshot.regions if region.start != start}
-    for word in [*BLOCKS, "expect", "sweep"]:
+    for word in [*BLOCKS, *PATH_BLOCKS]:
         if word not in present:
             yield Completion(label=word, kind="block", start=start, end=end, snippet=f"{word} {{\n  $0\n}}",
                              documentation=documentation.block_text(word))  # fmt: skip

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language import blocks  # noqa: F401  (`blocks` fills the registry)
-from dslc.dsl.language.registry import BLOCKS, CALLS, fields
+from dslc.dsl.language.registry import BLOCKS, CALLS, PATH_BLOCKS, fields
 from dslc.dsl.record import Record, positional
 from dslc.dsl.remedy import Edit, Fix
 from dslc.dsl.source import Source, Span
@@ -426,7 +426,7 @@ def _new_entry(document: tree.Document, block: tree.Block, text: str) -> TextEdi
 def _new_statement(document: tree.Document, block: str, text: str) -> TextEdit:
     """Adds a block after the last of those that usually stand before it."""
     source = document.source.text
-    order = [*BLOCKS, "expect", "sweep"]
+    order = [*BLOCKS, *PATH_BLOCKS]
     before = order[: order.index(block)] if block in order else []
     ends = [
         statement.span.end

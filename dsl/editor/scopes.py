@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from dslc.dsl.diagnostics import Note, Report
 from dslc.dsl.language import blocks  # noqa: F401  (fills the registry)
-from dslc.dsl.language.registry import BLOCKS, CALLS, fields
+from dslc.dsl.language.registry import BLOCKS, CALLS, PATH_BLOCKS, fields
 from dslc.dsl.source import Source, Span
 from dslc.dsl.syntax.lexer import Lexed, lex
 from dslc.dsl.syntax.mistakes import COMPARISONS, OPENERS, OPERATORS, PAIRS, Mistakes, Token
@@ -20,7 +20,7 @@ Role = Literal[
     "block", "field", "param", "call", "argument", "name", "keyword", "literal", "number", "string", "operator",
     "comparison", "bracket", "unknown",
 ]  # fmt: skip
-TOP_WORDS = frozenset({*BLOCKS, "expect", "sweep"})  # the words of all blocks
+TOP_WORDS = frozenset({*BLOCKS, *PATH_BLOCKS})  # the words of all blocks
 _ROLES: dict[str, Role] = {
     "PARAM": "keyword", "IMPORT": "keyword", "TRUE": "literal", "FALSE": "literal", "NONE": "literal",
     "NUMBER": "number", "QUANTITY": "number", "STRING": "string", "FOREIGN": "unknown", "EQUAL": "operator",

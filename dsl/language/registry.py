@@ -269,6 +269,7 @@ class Call(Node):
 
 
 BLOCKS: dict[str, type[Block]] = {}
+PATH_BLOCKS = ("expect", "sweep")  # blocks whose entries name fields of others
 CALLS: dict[str, dict[str, type[Call]]] = {}
 
 

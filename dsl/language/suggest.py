@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from dslc.dsl.language.registry import BLOCKS, CALLS, CallOf, Either, Kind, ListOf, Node, fields
+from dslc.dsl.language.registry import BLOCKS, CALLS, PATH_BLOCKS, CallOf, Either, Kind, ListOf, Node, fields
 from dslc.dsl.remedy import Edit, Fix, Help, remedy, replace_text, set_field
 from dslc.dsl.source import Span
 from dslc.dsl.words import listed
@@ -152,7 +152,7 @@ class EntryPlace(NamedTuple):
 
 def for_block(name: str, at: Span | None = None) -> NameSuggestion:
     """Suggests a block for an unknown one, which stands there."""
-    blocks = [*BLOCKS, "expect", "sweep"]
+    blocks = [*BLOCKS, *PATH_BLOCKS]
     place, note = aliases().fields.get(_plain(name), ("", ""))
     place = aliases().blocks.get(_plain(name), place)
     if place:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from dslc.dsl.diagnostics import Note, Report
-from dslc.dsl.language.registry import BLOCKS
+from dslc.dsl.language.registry import BLOCKS, PATH_BLOCKS
 from dslc.dsl.language.suggest import RESERVED, did_you_mean, for_block, for_setting
 from dslc.dsl.record import Record, record
 from dslc.dsl.remedy import remedy, remove_at, set_field
@@ -132,7 +132,7 @@ def _apply_block_value(
     """Applies `parallelism = auto`: a field that excludes all others of its block."""
     word = BLOCKS[whole.name].whole if whole.name in BLOCKS else ""
     if not word:
-        if whole.name in BLOCKS or whole.name in ("expect", "sweep"):
+        if whole.name in BLOCKS or whole.name in PATH_BLOCKS:
             report.add(
                 "E0113", f"`{whole.name}` is a block and takes no value of its own", whole.name_span,
                 help=f"write its fields in braces: `{whole.name} {{ … }}`",
@@ -162,11 +162,11 @@ def unknown_top(name: str, span: Span, report: Report) -> None:
 
 def block_meant(name: str, span: Span, report: Report) -> str:
     """Returns the block that a name stands for. A misspelt one is reported, and its entries are read all the same."""
-    if name in BLOCKS or name in ("expect", "sweep"):
+    if name in BLOCKS or name in PATH_BLOCKS:
         return name
     unknown_top(name, span, report)
     meant = "" if name in RESERVED else for_block(name).path
-    return meant if meant in BLOCKS or meant in ("expect", "sweep") else name
+    return meant if meant in BLOCKS or meant in PATH_BLOCKS else name
 
 
 def _entry(merged: Merged, block: str, entry: tree.Entry, seen: dict[tuple[str, ...], Span], report: Report) -> None:

@@ -18,7 +18,7 @@ from dslc.dsl.diagnostics import Report, TooManyErrors
 from dslc.dsl.language import blocks, units  # noqa: F401  (`blocks` fills the registry)
 from dslc.dsl.language.job import JobSpec, Promise
 from dslc.dsl.language.no_effect_warnings import EFFECTS
-from dslc.dsl.language.registry import BLOCKS, Dimension, Kind, fields, measure
+from dslc.dsl.language.registry import BLOCKS, PATH_BLOCKS, Dimension, Kind, fields, measure
 from dslc.dsl.language.registry import Float as FloatKind
 from dslc.dsl.language.suggest import (
     RESERVED,
@@ -200,7 +200,8 @@ def _unknown(evaluator: Evaluator, report: Report) -> None:
     """Reports blocks and fields that do not exist, and `auto` written as a field."""
     merged = evaluator.merged
     for block in merged.headers:
-        if block not in BLOCKS:  # reported already; `optimizer { … }` is `train.optimizer` all the same
+        # An unknown one is reported already; `optimizer { … }` is `train.optimizer` all the same.
+        if block not in BLOCKS and block not in PATH_BLOCKS:
             _taken_for(evaluator, for_block(block).path)
     for (block, name), setting in merged.fields.items():
         span = next(iter(setting.arguments.values())).name if setting.arguments else setting.name
