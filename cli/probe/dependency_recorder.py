@@ -26,7 +26,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
-from typing import TextIO, TypedDict
+from typing import TextIO, TypeAlias
 
 from dslc.dsl.files import open_file
 from dslc.runtime.process.frame_ownership import is_users
@@ -53,18 +53,16 @@ _OPEN_BY_PYTHON = frozenset(
         "gmpy2",
     ]
 )
+_OTHER_NAMES = {"PIL": "pillow", "functorch": "torch", "sklearn": "scikit_learn", "torchgen": "torch", "yaml": "pyyaml"}
 _PASSING_ON = (__file__, os.__file__, "<frozen os>", _collections_abc.__file__, "<frozen _collections_abc>")
 _PROGRAM = ("__main__", "__mp_main__")  # the program's own file, and the name that multiprocessing gives it
 _LISTS = ("os.listdir", "os.scandir")
 _OF_MACHINE = ("/dev", "/proc", "/sys")  # what is there follows from the machine
 
 
-class Dependencies(TypedDict, total=False):
-    """Digests of the contents of files, of the names in folders, and of the values of variables; None: not set."""
-
-    files: dict[str, str]
-    folders: dict[str, str]
-    environment: dict[str, str | None]
+# By kind ("files", "folders", "environment"), the digests of the contents of files, of the names in folders, and of the
+# values of variables; None: not set.
+Dependencies: TypeAlias = dict[str, dict[str, str | None]]
 
 
 def is_unchanged(dependencies: Dependencies) -> bool:
@@ -84,7 +82,7 @@ def combine(some: Dependencies, more: Dependencies) -> Dependencies | None:
         earlier, later = some.get(kind, {}), more.get(kind, {})
         if any(earlier[name] != later[name] for name in earlier.keys() & later.keys()):
             return None
-        combined[kind] = earlier | later  # type: ignore[literal-required]
+        combined[kind] = earlier | later
     return combined
 
 
@@ -121,7 +119,7 @@ class DependencyRecorder:
         sizes = [_size(path) for path in hashed_files]
         if (sum(sizes) if self._reads_data else max(sizes, default=0)) > LARGE:
             return None
-        folders = {path: digest_of_names(path) for path in sorted(self._listed)}
+        folders: dict[str, str | None] = {path: digest_of_names(path) for path in sorted(self._listed)}
         if not all(folders.values()):
             return None
         variables = {name: digest_of_variable(value) for name, value in self._environment.items()}
@@ -254,10 +252,12 @@ def _python() -> tuple[str, ...]:
 
 @cache
 def _distributed() -> frozenset[str]:
-    """Returns the names of what distributions have put into these folders."""
-    import importlib.metadata
-
-    return frozenset(importlib.metadata.packages_distributions())
+    """Returns the names of packages whose content follows from the version of an installed distribution. A package with
+    another name than its distribution counts by its content: finding its distribution takes 0.3 s in each child.
+    """
+    folders = [name for place in _installed() if os.path.isdir(place) for name in os.listdir(place)]
+    distributions = {name.partition("-")[0].lower() for name in folders if name.endswith((".dist-info", ".egg-info"))}
+    return frozenset(distributions | {name for name, of in _OTHER_NAMES.items() if of in distributions})
 
 
 def _random_states() -> tuple[object, ...]:

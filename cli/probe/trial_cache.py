@@ -104,7 +104,8 @@ class TrialCache:
             self._complete = False
         else:
             self.add(dependencies)
-        return answer | {"made": answer["made"]["made"]}
+        own: ChildAnswer = {**answer, "made": answer["made"]["made"]}
+        return own
 
 
 def _fields(facts: Facts | TrialFacts) -> dict[str, Any]:
