@@ -18,6 +18,7 @@ whole or not at all, so that several processes may read and write at once. Nothi
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import json
@@ -228,6 +229,7 @@ def _processor() -> str:
         return platform.processor()
 
 
+@functools.cache
 def _own_code() -> str:
     """Returns the digest of dslc's own code."""
     digest = hashlib.sha256()

@@ -6,10 +6,11 @@ trace_cache.py names beside them: versions, dslc's own code, modules in reach, s
 files, folders and variables that any of the trials looked at (dependency_recorder.py). It is taken only if files have
 the same content, folders the same names and variables the same values. A hit forks nothing and imports no torch.
 
-Contract: cached facts equal the facts that trials would find. A trial that prints, warns, fails, starts a process,
-writes a file, opens a connection or leaves anything running is done each time, and so are all trials if a function of
-the job is an object of a program, if a module of the user's is loaded already, or if a compiled library was loaded that
-may open files unseen by Python. `DSLC_TRACE_CACHE=off` in the environment switches it off.
+Contract: cached facts equal the facts that trials would find. A job without a user's code has no entry. All trials are
+done each time if one of them prints, warns, fails, starts a process, writes a file, opens a connection or leaves
+anything running; if a function of the job is an object of a program, or a module of the user's is loaded already; or if
+a compiled library was loaded that may open files unseen by Python. `DSLC_TRACE_CACHE=off` in the environment switches
+it off.
 
 Limits: as in dependency_recorder.py, the clock, whether a file exists, and the size of a file that is not opened.
 """
@@ -52,8 +53,8 @@ class TrialCache:
 
     def __init__(self, job: JobSpec, source: SourceFacts, folder: str, *, run: bool) -> None:
         """`folder` is where trials write their own files. Before a `run` a library of metrics is tried, too."""
-        by_value = any(call.function.partition(":")[0] in HANDED_OVER for call in _python_calls(job))
-        is_kept = not by_value and not any(users_modules())
+        modules = {call.function.partition(":")[0] for call in _python_calls(job)}
+        is_kept = bool(modules) and modules.isdisjoint(HANDED_OVER) and not any(users_modules())
         key: dict[str, object] = {"trials of": repr(job), "source": to_json(source), "current folder": os.getcwd()}
         key["torchmetrics"] = run and any(isinstance(metric, TorchMetric) for metric in job.evaluate.metrics)
         self._entry = CacheEntry(TrialFacts, key if is_kept else None, job.folder)
