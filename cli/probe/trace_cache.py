@@ -62,7 +62,7 @@ class CacheEntry(Generic[F]):
             self._path = os.path.join(place, f"{_NAME}{hashlib.sha256(key_text.encode()).hexdigest()[:40]}.json")
 
     @property
-    def is_kept(self) -> bool:
+    def has_place(self) -> bool:
         """True if facts are looked for and kept."""
         return bool(self._path)
 
@@ -100,7 +100,7 @@ class TraceCache:
         folder: str = "",
         rested_on: Callable[[Dependencies], object] | None = None,
     ) -> None:
-        """`key` and `folder` are those of the entry."""
+        """`key` and `folder` are the entry's arguments."""
         self._entry, self._rested_on = CacheEntry(ModelFacts, key, folder), rested_on
 
     def load(self) -> ModelFacts | None:
@@ -116,7 +116,7 @@ class TraceCache:
         """Returns work for a child that does `work`, and reports the files and variables it looked at. `prepare` comes
         first, unwatched: it reads data, and the key has only the description of the data's source.
         """
-        if not self._entry.is_kept:
+        if not self._entry.has_place:
 
             def unwatched() -> object:
                 prepare()

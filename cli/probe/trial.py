@@ -35,7 +35,7 @@ class Files:
 class Trial:
     """The job of a probe and its facts so far. `sound`: no probe has yielded an error so far. `run`: the ranks are
     forked from this process later. `batches` are what a user's loss and metrics are tried with. `longest` is the sample
-    of the source that batches are traced with; None: the largest of the first. `cache` is told what facts rest on that
+    of the source that batches are traced with; None: the largest of the first. `cache` collects what facts rest on that
     no child found.
     """
 

@@ -39,7 +39,7 @@ from dslc.runtime.process.user_code import HANDED_OVER
 
 @record
 class TrialFacts(Record):
-    """The facts that trials add to a job's, or change; those of `Facts` but for the machine."""
+    """The facts that trials add or change: all of `Facts` but the machine's."""
 
     source: SourceFacts | None
     model: ModelFacts | None
@@ -91,11 +91,11 @@ class TrialCache:
             made = work()
             return {"made": made, "rests": recorder.dependencies()}
 
-        return watched if self._entry.is_kept else work
+        return watched if self._entry.has_place else work
 
     def unwrap(self, answer: ChildAnswer) -> ChildAnswer:
         """Returns the answer to the work itself, of a child that did what `wrap` returned."""
-        if not self._entry.is_kept:
+        if not self._entry.has_place:
             return answer
         if "made" not in answer:
             self._complete = False

@@ -86,9 +86,7 @@ class TraceError(Exception):
 
 
 def _leave_as_they_are(modules: Iterable[ModuleType]) -> None:
-    """Marks all functions that those of the modules wrap. The compiler would otherwise be imported at the first call of
-    one, to mark it.
-    """
+    """Marks functions that functions of the modules wrap. The first call of an unmarked one imports the compiler."""
     functions = [value for module in modules for value in vars(module).values() if isinstance(value, FunctionType)]
     for function in functions:
         for cell in function.__closure__ or ():
