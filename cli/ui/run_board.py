@@ -52,7 +52,7 @@ FileStamp = tuple[int, int, int]  # inode, bytes, and the time of the last chang
 
 @dataclass(frozen=True, kw_only=True)
 class _WaitingTraining:
-    """A training of a sweep that has not begun. Its job is that of a training that has `begun`, with other `values`."""
+    """A training of a sweep that has not begun. Its job is the job of the `begun` training, with other `values`."""
 
     begun: str
     values: tuple[str, ...]  # as `train.steps=40`

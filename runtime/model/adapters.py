@@ -196,7 +196,7 @@ def _stacks(module: nn.Module) -> list[str]:
 
 
 def _check(module: nn.Module, targets: list[str], stacks: list[str], saved: list[str], line_text: str) -> None:
-    """Raises AdapterError for targets that cannot have an adapter. `stacks` are those of experts that can."""
+    """Raises AdapterError for targets that cannot have an adapter. `stacks` name the stacks of experts that can."""
     parts = dict(module.named_modules())
     for name in targets:
         why = "" if name in stacks else _unfit(parts[name])

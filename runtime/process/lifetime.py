@@ -165,7 +165,7 @@ def usage_by_process(processes: Iterable[int]) -> dict[int, ProcessUsage]:
 
 
 def _transferred_bytes(process: int) -> int:
-    """Returns the bytes that a process has read and written, also those of mapped files."""
+    """Returns the bytes that a process has read and written, also in mapped files."""
     with contextlib.suppress(OSError, ValueError), open(f"/proc/{process}/io", encoding="ascii") as file:
         counts = {name: int(count) for name, _, count in (line.partition(":") for line in file)}
         return counts["rchar"] + counts["wchar"] + counts["read_bytes"]
