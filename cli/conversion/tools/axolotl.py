@@ -15,6 +15,7 @@ from dslc.conversion.tools.data_sources import read_text_data
 from dslc.conversion.tools.trainer_settings import (
     QUANTIZED_LOADS,
     float8_text,
+    read_float8_gather,
     read_length,
     read_lora,
     read_model,
@@ -65,6 +66,7 @@ def read_axolotl(file: ConfigFile, draft: Draft) -> None:
     _read_floor(reader)
     _read_times(reader)
     _read_split(reader)
+    _read_float8_gather(reader)
     _read_rest(reader)
     reader.finish()
 
@@ -264,6 +266,15 @@ def _read_split(reader: KeyReader) -> None:
     if shards:
         reader.draft.batch = replace(reader.draft.batch, ranks=shards * (copies or 1))
     reader.carry("deepspeed", "the settings of that file")
+
+
+def _read_float8_gather(reader: KeyReader) -> None:
+    key = "fp8_enable_fsdp_float8_all_gather"
+    if not reader.flag("fp8") or reader.has("adapter"):
+        reader.imply(key, "without `fp8` it has no effect")
+    elif read_float8_gather(reader, key):
+        text = float8_text("tensorwise", (), reader.draft, all_gather=True)
+        reader.draft.set("train.precision", text, "fp8")
 
 
 def _read_rest(reader: KeyReader) -> None:

@@ -9,7 +9,7 @@ from dslc.conversion.draft import CallDraft, ConvertedSetting, Draft, quantity, 
 from dslc.conversion.key_reader import KeyReader
 from dslc.conversion.key_table import key_table
 from dslc.conversion.logger_keys import put_logger
-from dslc.conversion.tools.trainer_settings import float8_text, set_token_source
+from dslc.conversion.tools.trainer_settings import float8_text, read_float8_gather, set_token_source
 
 NAME = "torchtitan"
 _EXTENSIONS = ("job.custom_config_module", "experimental.custom_args_module")
@@ -121,15 +121,14 @@ def _read_float8(reader: KeyReader) -> None:
     names = filters.split(",") if isinstance(filters, str) else filters if isinstance(filters, list) else []
     skip = tuple(f"*{name}*" for name in map(str, names) if name)
     emulates = bool(reader.flag(f"{section}.emulate"))
-    text = float8_text(recipe, skip, reader.draft, emulates=emulates)
+    gathers = read_float8_gather(reader, f"{section}.enable_fsdp_float8_all_gather", recipe)
+    text = float8_text(recipe, skip, reader.draft, emulates=emulates, all_gather=gathers)
     reader.draft.set("train.precision", text, section)
     for key in ("recipe_name", "filter_fqns", "emulate"):
         reader.carry(f"{section}.{key}", f"train.precision = {text}")
-    for key in ("enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp"):
-        reader.name(
-            f"{section}.{key}",
-            "parameters are gathered in 32 bits, or by `fp8(…, all_gather = true)` in 8, under `zero = 3`",
-        )
+    reader.imply(
+        f"{section}.precompute_float8_dynamic_scale_for_fsdp", "one all-reduce gives the scales of all weights, if any"
+    )
 
 
 def _read_training(reader: KeyReader) -> None:

@@ -55,12 +55,35 @@ def read_precision(reader: KeyReader, *, level: str = "") -> None:
             reader.imply(key, "`train.precision` is fp32 by default" if not word else f"`train.precision` is {word}")
 
 
-def float8_text(recipe: str, skip: Sequence[str], draft: Draft, *, emulates: bool = False) -> str:
+def float8_text(
+    recipe: str, skip: Sequence[str], draft: Draft, *, emulates: bool = False, all_gather: bool = False
+) -> str:
     """Returns `fp8` with its arguments; on a CPU it is emulated."""
     arguments = [recipe] if recipe != "tensorwise" else []
     arguments += [f"skip = {value_text(list(skip))}"] if skip else []
+    arguments += ["all_gather = true"] if all_gather else []
     arguments += ["emulate = true"] if emulates or draft.wants_cpu else []
     return f"fp8({', '.join(arguments)})" if arguments else "fp8"
+
+
+def read_float8_gather(reader: KeyReader, key: str, recipe: str = "tensorwise") -> bool:
+    """Returns whether weights are gathered in 8 bits; where a job cannot, the verdict of the key says why."""
+    draft, zero = reader.draft, reader.draft.settings.get("parallelism.zero")
+    ranks = draft.batch.ranks or math.prod(draft.devices or (1,)) // draft.model_ranks
+    if not reader.flag(key):
+        reader.imply(key, "parameters are gathered in 32 bits, as by default")
+    elif recipe != "tensorwise":
+        reader.name(key, "weights are gathered in 8 bits with `recipe = tensorwise` alone")
+    elif zero is None or zero.text != "3":
+        reader.name(key, "without `zero = 3` weights are not gathered for each pass")
+    elif "tensor" in draft.axes:
+        reader.name(key, "on a tensor axis weights are gathered in 32 bits")
+    elif ranks < 2:
+        reader.name(key, "`fp8(…, all_gather = true)`, once the job states several data ranks")
+    else:
+        reader.carry(key, "train.precision = fp8(all_gather = true)")
+        return True
+    return False
 
 
 def read_length(reader: KeyReader, steps_key: str, epochs_key: str, default_epochs: int | None = None) -> None:
