@@ -123,7 +123,7 @@ JOB: Rules = (
     (lambda k: job_rules.check_ignored(k.job, k.source), ()),
     (lambda k: job_rules.warn_of_samples(k.job, k.source), ()),
     (lambda k: check_conversations(k.job, k.source), ()),
-    (lambda k: check_documents(k.job, k.layout, k.source, k.model), ()),
+    (lambda k: check_documents(k.job, k.source, k.model), ()),
     (lambda k: check_balance(k.job), ()),
     (lambda k: check_balance_loss(k.job, k.layout, k.workload), ()),
     (lambda k: check_capacity(k.job, k.layout), ()),

@@ -15,22 +15,25 @@ over the whole sequence keeps, and its arithmetic is that of the documents.
 
 A stage of a pipeline, and a rank with a piece of each sequence, is given the tokens of the whole sequences besides
 (`see`). Over the context axis a rank's queries meet the keys of all pieces under a mask (context_parallel.py). A module
-that is run again, for its gradient, meets the documents of its first pass (recompute.py).
+that is run again, for its gradient, meets the documents of its first pass (recompute.py). While the calls of a network
+of `transformers` are recorded for stages, two functions stand for attention and positions (`stand_in_calls`).
 
-Limits: the host reads where documents end, for which it waits on a GPU. The kernel of a GPU has not run here.
+Limits: the host reads where documents end, for which it waits on a GPU, and torch.compile leaves attention out. The
+kernel of a GPU has not run here.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.overrides import handle_torch_function, has_torch_function
 
 from dslc.compiler.trace import private_torch
 from dslc.runtime.model.errors import ModelError
@@ -129,6 +132,8 @@ class Documents:
 
     def __init__(self, token: int, *, masks: bool = False, piece: int = 0, pieces: int = 1) -> None:
         self._token, self._is_masked, self._piece, self._pieces = token, masks, piece, pieces
+
+        self.is_recorded = False  # the network's calls are being recorded, to be run by stages
 
     def see(self, tokens: Tensor) -> None:
         """Takes an input, int64 of shape (batch, length), of whole sequences."""
@@ -261,16 +266,27 @@ def _single_positions(ranges: list[DocumentRange]) -> tuple[list[int], list[int]
 
 
 def apply(
-    token: int | None, model: nn.Module, *, masks: bool = False, piece: int = 0, pieces: int = 1, whole: bool = True
+    token: int | None,
+    model: nn.Module,
+    *,
+    masks: bool = False,
+    piece: int = 0,
+    pieces: int = 1,
+    whole: bool = True,
+    compiled: bool = False,
 ) -> Documents | None:
-    """Keeps attention and positions of `model` within documents that `token` ends. A
-    model that is not run `whole`, with the tokens of whole sequences, gets these by `see`.
+    """Keeps attention and positions of `model` within documents that `token` ends. A model that is not run `whole`,
+    with the tokens of whole sequences, gets these by `see`. `compiled`: torch.compile takes what is around attention.
     """
     if token is None:
         return None
+    if (earlier := documents_of(model)) is not None:  # a stage of a network whose calls are recorded
+        return earlier
     documents = Documents(token, masks=masks, piece=piece, pieces=pieces)
+    if compiled:  # what it runs, and how often, changes with each input
+        documents.attend = torch.compiler.disable(documents.attend)  # type: ignore[method-assign]
     if hasattr(model, "set_attn_implementation"):
-        _apply_to_transformers(documents, model)
+        _apply_to_transformers(documents, model, whole=whole)
         return documents
 
     def look(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -302,7 +318,7 @@ def see(model: nn.Module, tokens: object) -> None:
 # ----------------------------------------------------------------------------------------------------- transformers
 
 
-def _apply_to_transformers(documents: Documents, model: Any) -> None:
+def _apply_to_transformers(documents: Documents, model: Any, *, whole: bool) -> None:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attend_in_transformers)
@@ -311,10 +327,66 @@ def _apply_to_transformers(documents: Documents, model: Any) -> None:
         module.documents_of_input = documents
 
     def look(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        documents.see(inputs[0])
-        return inputs, {**keywords, "position_ids": documents.places}
+        if whole:
+            documents.see(inputs[0])
+        places = recorded_places(inputs[0]) if documents.is_recorded else documents.places
+        return inputs, {**keywords, "position_ids": places}
 
     model.register_forward_pre_hook(look, with_kwargs=True)
+
+
+def recorded_places(tokens: Tensor) -> Tensor:
+    """Stands for the positions of tokens within their documents while calls are recorded."""
+    if has_torch_function((tokens,)):
+        places: Tensor = handle_torch_function(recorded_places, (tokens,), tokens)
+        return places
+    return torch.zeros_like(tokens)
+
+
+def recorded_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    is_causal: bool,
+    window: int | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Stands for `Documents.attend` while calls are recorded."""
+    of_call: dict[str, Any] = {"is_causal": is_causal, "window": window, "scale": scale, "dropout": dropout}
+    tensors = (query, key, value)
+    if has_torch_function(tensors):
+        output: Tensor = handle_torch_function(recorded_attention, tensors, *tensors, **of_call)
+        return output
+    return F.scaled_dot_product_attention(
+        *tensors, dropout_p=dropout, is_causal=is_causal, scale=scale, enable_gqa=key.shape[1] != query.shape[1]
+    )
+
+
+@contextlib.contextmanager
+def stand_in_calls(documents: Documents | None) -> Iterator[None]:
+    """Has a network of `transformers` call `recorded_places` and `recorded_attention` while the context lasts."""
+    if documents is None:
+        yield
+        return
+    documents.is_recorded = True
+    try:
+        yield
+    finally:
+        documents.is_recorded = False
+
+
+def real_calls(documents: Documents) -> dict[Callable[..., Tensor], Callable[..., Tensor]]:
+    """Returns what a stage calls in place of each function that has stood in."""
+
+    def places(tokens: Tensor) -> Tensor:
+        return documents.places
+
+    def attend(*tensors: Tensor, **of_call: Any) -> Tensor:
+        return documents.attend(*tensors, **of_call)
+
+    return {recorded_places: places, recorded_attention: attend}
 
 
 def _attend_in_transformers(
@@ -334,9 +406,9 @@ def _attend_in_transformers(
     if names or attention_mask is not None:
         raise ModelError(f"attention with `{(names or ['attention_mask'])[0]}` cannot be kept within documents")
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    output = module.documents_of_input.attend(
-        query, key, value, is_causal=causal, window=sliding_window, scale=scaling, dropout=dropout
-    )
+    documents: Documents = module.documents_of_input
+    attend = recorded_attention if documents.is_recorded else documents.attend
+    output = attend(query, key, value, is_causal=causal, window=sliding_window, scale=scaling, dropout=dropout)
     return output.transpose(1, 2).contiguous(), None
 
 

@@ -54,12 +54,18 @@ def apply(job: JobProgram, model: nn.Module) -> None:
     mesh = mesh_of(job)
     number, group = mesh.coordinates["context"], mesh.group("context")
     assert group is not None
+    documents = documents_of(model)
+    attends: Callable[..., Tensor] = functools.partial(attend, number=number, group=group)
+    if documents is not None:
+        attends = functools.partial(attend_in_documents, number=number, group=group, documents=documents)
+        attends = torch.compiler.disable(attends) if job.compiled else attends
+        documents.attend = attends  # type: ignore[method-assign]
     for module in model.modules():
         if isinstance(module, Attention | GroupedAttention):
-            module.attend = functools.partial(attend, number=number, group=group, documents=documents_of(model))
+            module.attend = attends
         if isinstance(module, PositionalEmbedding | GroupedAttention):
             module.piece = number
-    if job.context is not None:
+    if job.context is not None and documents is None:
         torch.backends.mha.set_fastpath_enabled(False)  # in evaluation it would go around torch's attention
         for name in job.context.attention:
             module = model.get_submodule(name)
@@ -170,26 +176,44 @@ def attend(
     *,
     number: int,
     group: dist.ProcessGroup,
-    documents: Documents | None = None,
 ) -> Tensor:
-    """Returns the attention for this rank's queries, piece `number` of a sequence, (batch, heads, length, head_dim);
-    within `documents` if there are any.
-    """
+    """Returns the attention for this rank's queries, piece `number` of a sequence, (batch, heads, length, head_dim)."""
     first, own = number * query.shape[2], query.shape[2]
     # Not torch.distributed.nn's all_gather, whose gradient is wrong for permuted strides.
     gathered = gather_with_gradient(torch.stack((key, value)).contiguous(), dim=3, group=group)
     keys, values = gathered.unbind(0)
     if is_causal:
         keys, values = keys[:, :, : first + own], values[:, :, : first + own]
-    if documents is not None:
-        dtype = (
-            torch.get_autocast_dtype(query.device.type) if torch.is_autocast_enabled(query.device.type) else query.dtype
-        )
-        mask = documents.now.mask(dtype, is_causal, window, first, own)
-        return _ATTENTION(query, keys, values, attn_mask=mask, enable_gqa=keys.shape[1] != query.shape[1])
-    if not is_causal:
+    else:
         first = 0
     return llama_modules.attend(query, keys, values, is_causal=is_causal, window=window, first_position=first)
+
+
+def attend_in_documents(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    is_causal: bool,
+    window: int | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    *,
+    number: int,
+    group: dist.ProcessGroup,
+    documents: Documents,
+) -> Tensor:
+    """Returns the same within documents."""
+    kind = query.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    first, own = number * query.shape[2], query.shape[2]
+    keys, values = _of_all_pieces(key, value, group)
+    if is_causal:
+        keys, values = keys[:, :, : first + own], values[:, :, : first + own]
+    mask = documents.now.mask(query.dtype, is_causal, window, first, own)
+    grouped = key.shape[1] != query.shape[1]
+    return _ATTENTION(query, keys, values, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=grouped)
 
 
 def piece_of(job: JobProgram) -> Callable[[object], object]:

@@ -46,6 +46,7 @@ from dslc.compiler.trace.private_torch import (
     separate_tensors,
 )
 from dslc.compiler.trace.structures import Structure
+from dslc.runtime.model import documents
 from dslc.runtime.model.errors import LossError
 from dslc.runtime.model.meta_model import Blank, Spot
 from dslc.runtime.model.tensor_names import named_tensors, parameter_names
@@ -164,23 +165,37 @@ def _parts(job: JobProgram, model: nn.Module, input_form: InputForm, indices: Se
     assert job.pipeline is not None
     stages = job.pipeline.stages
     layers = [name for stage in stages for name in stage.modules]
-    number = mesh_of(job).coordinates["context"]
-    takes_positions = job.context is not None and job.context.positions
-    with context_parallel.given_positions(model, number) if takes_positions else contextlib.nullcontext():
+    mesh, model_step = mesh_of(job), job.model
+    pieces = {"piece": mesh.coordinates["context"], "pieces": mesh.sizes["context"]}
+    kept_apart = documents.apply(
+        model_step.documents,
+        model,
+        masks=model_step.documents_masked,
+        **pieces,
+        whole=False,
+        compiled=bool(job.compiled),
+    )
+    takes_positions = job.context is not None and job.context.positions and kept_apart is None
+    with (
+        context_parallel.given_positions(model, pieces["piece"]) if takes_positions else contextlib.nullcontext(),
+        documents.stand_in_calls(kept_apart),
+    ):
         recordings = capture(model, layers, input_form, job.precision, job.tensor)
     compare_recordings(job, recordings[True])
-    if job.context is not None:
-        _attend(recordings.values(), context_parallel.torchs_attention(job))
+    if kept_apart is not None:
+        _put_in_place(recordings.values(), documents.real_calls(kept_apart))
+    elif job.context is not None:
+        attention = context_parallel.torchs_attention(job)
+        _put_in_place(recordings.values(), {F.scaled_dot_product_attention: attention})
     stage_codes = codes(recordings, [stage.modules[0] for stage in stages])
     return {index: CapturedPart(codes=stage_codes[index]) for index in indices}
 
 
-def _attend(recordings: Iterable[Recording], attention: Callable[..., Tensor]) -> None:
-    """Puts `attention` in the place of torch's where it is called between layers."""
+def _put_in_place(recordings: Iterable[Recording], functions: Mapping[Any, Callable[..., Tensor]]) -> None:
+    """Puts other functions in the place of these where they are called between layers."""
     for recording in recordings:
         for call in recording.calls:
-            if call.what is F.scaled_dot_product_attention:
-                call.what = attention
+            call.what = functions.get(call.what, call.what)
 
 
 def _hold(part: CapturedPart, blank: Blank, spots: dict[str, list[Spot]], layer_modules: set[int]) -> None:

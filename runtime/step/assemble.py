@@ -212,13 +212,14 @@ def _apply(job: JobProgram, plain: nn.Module, device: torch.device) -> None:
         piece=mesh.coordinates["context"],
         pieces=mesh.sizes["context"],
         whole=job.pipeline is None and job.axes["context"] == 1,
+        compiled=bool(job.compiled),
     )
     context_parallel.apply(job, plain)
     expert_parallel.apply(job, plain)
     # Inside the gathering of parameters, which are then present when it runs again, and visible to the compiler. But
-    # for modules that are recomputed whole and cut over a tensor axis, torch (2.13) would keep a mesh among the
-    # tensors, and fail.
-    around = job.tensor is not None and job.recompute.kind == "full"
+    # of modules that are recomputed whole the compiler cannot follow attention within documents, and where they are
+    # cut over a tensor axis, torch (2.13) would keep a mesh among the tensors, and fail.
+    around = (job.tensor is not None or job.model.documents is not None) and job.recompute.kind == "full"
     if not around:
         recompute.apply(job.recompute, plain)
     compiling.apply(job.compiled, plain, device, cut=job.tensor is not None)

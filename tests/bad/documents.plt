@@ -7,7 +7,3 @@ data {
 parallelism {
   pipeline = 2
 }
-
-train {
-  compile = true #! E0329
-}

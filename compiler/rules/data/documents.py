@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.model.model import ModelGraph
-from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.tensor_plan import needs_whole
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
@@ -18,16 +17,14 @@ from dslc.dsl.source import Span
 Reason = tuple[str, Span | None, str]
 
 
-def check_documents(
-    job: JobSpec, layout: Layout | None, source: SourceFacts, model: ModelGraph | None
-) -> Iterator[Diagnostic]:
+def check_documents(job: JobSpec, source: SourceFacts, model: ModelGraph | None) -> Iterator[Diagnostic]:
     if not job.data.has_documents:
         return
     chat = job.data.source if isinstance(job.data.source, c.Chat) else None
     packs = chat is not None and job.data.documents is None
     span = chat.value_span("pack") if chat is not None and packs else job.data.value_span("documents")
     of_data = list(_of_loss(job) if packs else _of_data(job, source))
-    for what, where, help in (*of_data, *(() if of_data else _of_network(job, model)), *_of_plan(job, layout)):
+    for what, where, help in (*of_data, *(() if of_data else _of_network(job, model))):
         notes = (Note("`pack` is set here" if packs else "`documents` is set here", span),) if where != span else ()
         yield Diagnostic("E0329", what, where or span, notes=notes, help=help)
 
@@ -87,18 +84,4 @@ def _of_network(job: JobSpec, model: ModelGraph | None) -> Iterator[Reason]:
             what,
             (layer.span if layer else None) or job.model.value_span("network"),
             "attention, which can be kept within one",
-        )
-
-
-def _of_plan(job: JobSpec, layout: Layout | None) -> Iterator[Reason]:
-    for axis in ("pipeline", "context"):
-        if layout is not None and layout.sizes[axis] > 1 and isinstance(job.model.network, TransformersNetwork):
-            what = f"the {axis} axis gives a network of the library no positions of documents"
-            others = remove_field(f"parallelism.{axis}", "the data and the tensor axis")
-            yield what, job.parallelism.value_span(axis), remedy(others, ", with `zero` where memory is short")
-    if job.train.compile:
-        yield (
-            "what attention sees changes with each input, which `compile` does not follow",
-            job.train.value_span("compile"),
-            remedy(remove_field("train.compile", "leave it out")),
         )

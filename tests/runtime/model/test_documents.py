@@ -127,6 +127,28 @@ def test_the_loss_and_the_gradient_are_those_of_each_document_alone(tmp_path: Pa
             for plan in (
                 ("parallelism.zero=3", "memory.recompute=full"),
                 ("parallelism.tensor=2", "parallelism.microbatches=2"),
+                ("parallelism.context=2",),
+                ("parallelism.pipeline=2", "parallelism.microbatches=4", "memory.recompute=full"),
+            )
+        ),
+        *(
+            pytest.param(network, (f"devices.cpus={ranks}", *plan), marks=pytest.mark.long)
+            for network, ranks, plan in (
+                ("hub gpt2", 2, ("parallelism.pipeline=2", "parallelism.microbatches=2")),
+                ("hub qwen3 window", 2, ("parallelism.pipeline=2", "parallelism.microbatches=2")),
+                ("hub gpt2", 2, ("parallelism.context=2", "parallelism.microbatches=2")),
+                ("hub llama", 4, ("parallelism.context=2", "parallelism.pipeline=2", "parallelism.microbatches=2")),
+            )
+        ),
+        *(
+            pytest.param(network, ("train.compile=true", *plan), marks=mark)
+            for network, plan, mark in (
+                ("gpt", ("memory.recompute=full",), pytest.mark.slow),
+                ("hub llama", (), pytest.mark.long),
+                ("gpt", ("devices.cpus=2", "parallelism.context=2"), pytest.mark.long),
+                ("llama", ("devices.cpus=2", "parallelism.zero=3"), pytest.mark.long),
+                ("gpt", ("devices.cpus=2", "parallelism.pipeline=2", "parallelism.microbatches=4"), pytest.mark.long),
+                ("gpt", ("devices.cpus=2", "parallelism.tensor=2"), pytest.mark.long),
             )
         ),
     ],
