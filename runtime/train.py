@@ -15,7 +15,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from torch import Tensor
@@ -52,6 +52,7 @@ from dslc.runtime.process.stop import RunControl
 from dslc.runtime.reference import add_reference
 from dslc.runtime.step import closure_step, custom_step, pipeline_step
 from dslc.runtime.step.assemble import TrainingComponents
+from dslc.runtime.step.compile_timing import compile_timing
 from dslc.runtime.step.stepper import UNSEEN, Between, StepCallbacks, StepResult, per_sample, stepper
 from dslc.runtime.step.tensor_summaries import TensorRecorder
 
@@ -207,6 +208,8 @@ class _TrainingRun:
             evaluated=UNSEEN.evaluated if self._hooks is None else self._hooks.add_after_backward(UNSEEN.evaluated),
             later=collectives.exclude_collectives,
         )
+        if (timing := compile_timing(job, self._place, self._parts, looks, self._board.note)) is not None:
+            looks = replace(looks, passes=timing)
         if self._trace is not None:
             looks = self._trace.callbacks(looks)
         work = self._measure.wrap(self._phases.wrap(_stepper(job)(job, self._place, self._parts, looks)))

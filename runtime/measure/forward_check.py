@@ -8,7 +8,7 @@ Where they differ, more passes tell a rank from a number that nothing seeds: it 
 Contract: a difference is a RankOrderError on all ranks of the axis. It names the parameter or module, the ranks and the
 lines of the user's code. Parameters, buffers, generators and plain attributes are as they were before.
 
-Limits: networks of more than `NUMBERS` parameters on a rank are not compared, as these are copied; nor are stages of a
+Limits: networks that are not small (step/model_state.py) are not compared, as these are copied; nor are stages of a
 pipeline, nor weights that differ by design. The loss is not compared.
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -25,7 +25,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
-from dslc.compiler.trace.code_place import restored_generators
 from dslc.compiler.trace.private_torch import local_part
 from dslc.compiler.trace.structures import Structure, call, flatten, tensors, unflatten
 from dslc.runtime.measure import collectives
@@ -34,10 +33,10 @@ from dslc.runtime.parallel.context_parallel import piece_of
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.process import random_numbers
 from dslc.runtime.step.assemble import TrainingComponents
+from dslc.runtime.step.model_state import is_small, preserve_model
 from dslc.runtime.technique.precision import autocast
 
 ROWS = 4  # samples of a pass, at most
-NUMBERS = 1 << 25  # parameters on a rank, at most
 _PASSES = 8  # more passes of each rank, where the first ones differ
 _ROUNDING = 1e-3
 
@@ -89,7 +88,7 @@ class ForwardCheck:
             and not (job.observation is not None and job.observation.exact)  # its samples are made float64 in each step
             and parts.pipeline is None
             and not (exchange is not None and exchange.differ)
-            and sum(local_part(parameter).numel() for parameter in parts.plain.parameters()) <= NUMBERS
+            and is_small(parts)
         )
         self._group = mesh_of(job).group("data") if on else None
         self._other_axes = mesh_of(job).group("context", "tensor") if on else None
@@ -101,7 +100,7 @@ class ForwardCheck:
         eager: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if self._job.compiled:
             eager = torch.compiler.set_stance("force_eager")
-        with collectives.exclude_collectives(), self._restored(), eager:
+        with collectives.exclude_collectives(), preserve_model(self._parts), eager:
             input = self._shared(input)
             if input is None:
                 return
@@ -150,28 +149,6 @@ class ForwardCheck:
         self._after_pass()
         self._parts.engine.let_go()
         return CalledModules(tuple(calls), torch.stack(sums))
-
-    @contextlib.contextmanager
-    def _restored(self) -> Iterator[None]:
-        """Restores on leaving whatever a forward pass may change."""
-        plain, device = self._parts.plain, self._parts.device
-        generators = random_numbers.state(device)
-        tensors_held = [local_part(tensor.detach()) for tensor in (*plain.parameters(), *plain.buffers())]
-        copies = [tensor.clone() for tensor in tensors_held]
-        self._parts.engine.agree_on_buffers()
-        attributes = [(vars(module), dict(vars(module)), _contents(vars(module))) for module in plain.modules()]
-        with restored_generators(plain):
-            yield
-        for values, values_before, contents in attributes:
-            values.clear()
-            values.update(values_before)
-            for value, content in contents:
-                value.clear()
-                value.update(content) if isinstance(value, dict) else value.extend(content)
-        with torch.no_grad():
-            for tensor, copy in zip(tensors_held, copies, strict=True):
-                tensor.copy_(copy)
-        random_numbers.restore(generators, device)
 
     # ------------------------------------------------------------------------------------------------- between ranks
 
@@ -250,13 +227,3 @@ def _sums(output: object, device: torch.device) -> Tensor:
 
 def _is_close(one: Tensor, another: Tensor) -> bool:
     return bool((one - another).abs().max() <= _ROUNDING * torch.maximum(one[1], another[1]).abs())
-
-
-def _contents(values: dict[str, Any]) -> list[tuple[Structure, Structure]]:
-    """Returns the plain lists and dictionaries among the attributes of a module, its buffers too, each with a copy."""
-    restored = ("_parameters", "_modules")  # a pass that shards parameters changes them, and changes them back
-    return [
-        (value, type(value)(value))
-        for name, value in values.items()
-        if type(value) in (list, dict) and name not in restored
-    ]

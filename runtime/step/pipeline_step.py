@@ -30,6 +30,7 @@ from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.step.forward_ahead import StepBalanceLoss
 from dslc.runtime.step.stepper import (
     UNSEEN,
+    Passes,
     StepCallbacks,
     StepResult,
     connected,
@@ -47,14 +48,27 @@ def stepper(
     job: JobProgram, place: RankPlace, parts: TrainingComponents, looks: StepCallbacks = UNSEEN
 ) -> Callable[[StepBatch], StepResult]:
     """Returns the function that does one step."""
+    run_passes, update = looks.passes(passes(job, place, parts)), updater(job, parts, looks)
+
+    def step(batch: StepBatch) -> StepResult:
+        total, number = run_passes(batch, looks.loss)
+        looks.between(batch, total, number)
+        return StepResult(total, number, update())
+
+    return step
+
+
+def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Passes:
+    """Returns the function that runs the passes of a step, as `stepper.passes` does."""
     axis, engine, loss_sum, scaler = parts.pipeline, parts.engine, parts.loss, parts.scaler
     assert axis is not None
-    precision, device, update = job.precision, parts.device, updater(job, parts, looks)
+    precision, device = job.precision, parts.device
     named, counted, parameters = named_tensors(parts.plain), own_count(job, parts), list(parts.plain.parameters())
     cut = piece_of(job)
     scaler.scale(torch.zeros((), device=device))  # gives a rank that never scales a loss its scale
 
     agreed: Callable[[], None]
+    see_loss: Callable[[Tensor], None]
     number: int | Tensor = 1
     totals: list[Tensor] = []
 
@@ -63,7 +77,7 @@ def stepper(
             summed = loss_sum(output, target)
         if not isinstance(output, Tensor):
             summed = _over_all_parts(summed, output, job)
-        looks.loss(summed)
+        see_loss(summed)
         totals.append(summed.detach())
         agreed()
         return scaler.scale(share_of_mean(summed, engine.scale, number))
@@ -74,8 +88,9 @@ def stepper(
     balance = StepBalanceLoss(parts, lambda loss: scaler.scale(loss * engine.scale))
     schedule = ScheduleRun(axis, samples, job.microbatches, loss)
 
-    def step(batch: StepBatch) -> StepResult:
-        nonlocal agreed, number
+    def run(batch: StepBatch, seen: Callable[[Tensor], None]) -> tuple[Tensor, int | Tensor]:
+        nonlocal agreed, number, see_loss
+        see_loss = seen
         engine.begin_step()
         if parts.experts is not None:
             parts.experts.begin()
@@ -101,11 +116,9 @@ def stepper(
         if isinstance(loss_sum, PairSum):
             parts.further.update(loss_sum.take_rewards())
         total = torch.stack(totals).sum() if totals else torch.zeros((), device=device)
-        total = balance.added_to(total, number, batch.samples)
-        looks.between(batch, total, number)
-        return StepResult(total, number, update())
+        return balance.added_to(total, number, batch.samples), number
 
-    return step
+    return run
 
 
 def _over_all_parts(loss: Tensor, output: object, job: JobProgram) -> Tensor:

@@ -60,13 +60,18 @@ Between = Callable[[StepBatch, Tensor, int | Tensor], None]
 Passes = Callable[[StepBatch, Callable[[Tensor], None]], tuple[Tensor, int | Tensor]]
 
 
+def _unwrapped(passes: Passes) -> Passes:
+    return passes
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepCallbacks:
     """Callbacks within a step: each loss before its backward pass; between the passes and the update the batch, the sum
     of this rank's losses and its divisor; the norm of the gradient before it is clipped.
 
     These see the first evaluation of a step. An optimizer with a closure evaluates more often: `evaluated` is called
-    after each later evaluation, which runs in the context `later`.
+    after each later evaluation. Passes whose gradients are not those of the step run in the context `later`. `passes`
+    wraps the passes of a step, where it has no closure.
     """
 
     loss: Callable[[Tensor], None] = _unseen
@@ -74,6 +79,7 @@ class StepCallbacks:
     norm: Callable[[Tensor], None] = _unseen
     evaluated: Between = _unseen
     later: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    passes: Callable[[Passes], Passes] = _unwrapped
 
 
 UNSEEN = StepCallbacks()
@@ -83,7 +89,7 @@ def stepper(
     job: JobProgram, place: RankPlace, parts: TrainingComponents, looks: StepCallbacks = UNSEEN
 ) -> Callable[[StepBatch], StepResult]:
     """Returns the function that does one step."""
-    run_passes, update = passes(job, place, parts), updater(job, parts, looks)
+    run_passes, update = looks.passes(passes(job, place, parts)), updater(job, parts, looks)
 
     def step(batch: StepBatch) -> StepResult:
         total, number = run_passes(batch, looks.loss)
