@@ -22,13 +22,12 @@ import contextlib
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dslc.compiler.ir.parameter_names import ParameterNames
@@ -46,15 +45,13 @@ from dslc.compiler.trace.private_torch import (
     separate_tensors,
 )
 from dslc.compiler.trace.structures import Structure
-from dslc.runtime.model import documents
 from dslc.runtime.model.errors import LossError
 from dslc.runtime.model.meta_model import Blank, Spot
 from dslc.runtime.model.tensor_names import named_tensors, parameter_names
-from dslc.runtime.parallel import context_parallel
 from dslc.runtime.parallel.engine import Engine, do_nothing
-from dslc.runtime.parallel.mesh import Mesh, mesh_of
+from dslc.runtime.parallel.mesh import Mesh
+from dslc.runtime.pipeline.captured_parts import captured_parts
 from dslc.runtime.pipeline.input_form import InputForm
-from dslc.runtime.pipeline.recording import Recording
 from dslc.runtime.pipeline.stage import CapturedPart, CapturedStage, StageModule, enter_passes
 from dslc.runtime.technique import compiling, offload
 from dslc.runtime.technique.precision import autocast
@@ -108,7 +105,7 @@ def cut(job: JobProgram, blank: Blank, coordinate: int, input_form: InputForm) -
     parts = (
         {}
         if job.model.root is not None
-        else _parts(job, blank.module, input_form, [stage.index for stage in own_stages])
+        else captured_parts(job, blank.module, input_form, [stage.index for stage in own_stages])
     )
     mine = {
         name: [spot for spot in all_spots if id(spot[0]) in kept_modules] for name, all_spots in blank.spots.items()
@@ -154,48 +151,6 @@ def _modules_outside_layers(step: PipelineStep, model: nn.Module) -> dict[str, n
     """Returns the modules that belong to no layer, by path."""
     layers = [name for stage in step.stages for name in stage.modules if name]
     return {path: part for path, part in model.named_modules() if not _within(path, layers)}
-
-
-def _parts(job: JobProgram, model: nn.Module, input_form: InputForm, indices: Sequence[int]) -> dict[int, CapturedPart]:
-    """Returns the parts of a user's own module that the stages `indices` run."""
-    from dslc.runtime.pipeline.capture import capture
-    from dslc.runtime.pipeline.captured import codes
-    from dslc.runtime.pipeline.compare_recordings import compare_recordings
-
-    assert job.pipeline is not None
-    stages = job.pipeline.stages
-    layers = [name for stage in stages for name in stage.modules]
-    mesh, model_step = mesh_of(job), job.model
-    pieces = {"piece": mesh.coordinates["context"], "pieces": mesh.sizes["context"]}
-    kept_apart = documents.apply(
-        model_step.documents,
-        model,
-        masks=model_step.documents_masked,
-        **pieces,
-        whole=False,
-        compiled=bool(job.compiled),
-    )
-    takes_positions = job.context is not None and job.context.positions and kept_apart is None
-    with (
-        context_parallel.given_positions(model, pieces["piece"]) if takes_positions else contextlib.nullcontext(),
-        documents.stand_in_calls(kept_apart),
-    ):
-        recordings = capture(model, layers, input_form, job.precision, job.tensor)
-    compare_recordings(job, recordings[True])
-    if kept_apart is not None:
-        _put_in_place(recordings.values(), documents.real_calls(kept_apart))
-    elif job.context is not None:
-        attention = context_parallel.torchs_attention(job)
-        _put_in_place(recordings.values(), {F.scaled_dot_product_attention: attention})
-    stage_codes = codes(recordings, [stage.modules[0] for stage in stages])
-    return {index: CapturedPart(codes=stage_codes[index]) for index in indices}
-
-
-def _put_in_place(recordings: Iterable[Recording], functions: Mapping[Any, Callable[..., Tensor]]) -> None:
-    """Puts other functions in the place of these where they are called between layers."""
-    for recording in recordings:
-        for call in recording.calls:
-            call.what = functions.get(call.what, call.what)
 
 
 def _hold(part: CapturedPart, blank: Blank, spots: dict[str, list[Spot]], layer_modules: set[int]) -> None:
