@@ -77,14 +77,14 @@ class _TimedPasses:
     ) -> None:
         self._passes, self._parts, self._looks = passes, parts, looks
         self._preserve, self._report = preserve, report
-        self._work: Passes = self._first
+        self._work: Passes = self._run_first_step
         self._eager = 0.0
         self._compiled: list[float] = []
 
     def run(self, batch: StepBatch, seen: Callable[[Tensor], None]) -> tuple[Tensor, int | Tensor]:
         return self._work(batch, seen)
 
-    def _first(self, batch: StepBatch, seen: Callable[[Tensor], None]) -> tuple[Tensor, int | Tensor]:
+    def _run_first_step(self, batch: StepBatch, seen: Callable[[Tensor], None]) -> tuple[Tensor, int | Tensor]:
         self._eager = self._run_eagerly(batch)
         self._work = self._timed
         return self._timed(batch, seen)
