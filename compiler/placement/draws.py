@@ -1,8 +1,8 @@
 """Decides whether the random numbers of forward passes follow from the sample, so that no plan changes them.
 
-They do, unless the job keeps torch's generators (`train.dropout_generator = torch`), compiles a network whose
-masks no operator can give, or has a step of its own. Of a network that a function makes tracing says which classes of
-modules draw, and whether one draws what the runtime cannot give by sample.
+They do, unless the job keeps torch's generators (`train.dropout_generator = torch`), compiles for the tensor axis of
+GPUs or code of the user's that is recomputed, or has a step of its own. Of a network that a function makes tracing says
+which classes of modules draw, and whether one draws what the runtime cannot give by sample.
 """
 
 from __future__ import annotations
@@ -42,15 +42,12 @@ def torch_draws_because(job: JobSpec, layout: Layout, model: ModelGraph) -> str:
     if train.dropout_generator == "torch":
         return "`train.dropout_generator` is `torch`"
     if train.step is not None:
-        return "the step is the job's own (`train.step`)"
-    if not train.compile:
-        return ""
-    by_itself = "draws by a generator of its own (`train.compile`)"
-    if _network_facts(model) is not None:
-        return f"compiled code of a network of your own {by_itself}"
-    if job.memory.recompute != "none":
-        return f"compiled code that is recomputed {by_itself}"
-    return f"compiled code on the tensor axis {by_itself}" if layout.sizes["tensor"] > 1 else ""
+        return "the step is the job's own (`train.step`), which may call the network on any part of its samples"
+    if train.compile and layout.device == "cuda" and layout.sizes["tensor"] > 1:
+        return "compiled code on the tensor axis of GPUs draws by a generator of DTensor's (`train.compile`)"
+    if train.compile and job.memory.recompute != "none" and _network_facts(model) is not None:
+        return "code of your own that is recomputed may not compile, and would run again without its samples"
+    return ""
 
 
 def uncontrolled_draw(layout: Layout, model: ModelGraph) -> tuple[CodePlace, str] | None:

@@ -15,7 +15,8 @@ from dslc.compiler.trace.private_torch import (
     Arguments,
     Operator,
     Options,
-    attention_on_cpu,
+    flash_attention_on_cpu,
+    flash_attention_on_cpu_backward,
     overloads_of,
 )
 from dslc.compiler.trace.run import tensors_of
@@ -59,7 +60,7 @@ def formulas() -> dict[object, Callable[..., int]]:
     def grouped(a: Tensor, b: Tensor, *_: object, **__: object) -> int:
         return 2 * int(a.numel()) * int(b.shape[-1])
 
-    aten, (attend, attend_back) = torch.ops.aten, attention_on_cpu()
+    aten, (attend, attend_back) = torch.ops.aten, (flash_attention_on_cpu, flash_attention_on_cpu_backward)
     return flop_registry | {
         attend: attention,
         attend_back: attention_back,

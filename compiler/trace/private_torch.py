@@ -237,6 +237,7 @@ record_memory_history = torch.cuda.memory._record_memory_history  # of a GPU's a
 dump_memory_snapshot: Callable[[str], None] = torch.cuda.memory._dump_snapshot  # writes that history
 
 # ------------------------------------------------------------------------------------------------ operators, autograd
+number_of = torch.ops.aten._local_scalar_dense.default  # the operator behind `.item()`
 flash_attention_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_attention_on_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -247,17 +248,6 @@ ATTENTION = (  # the operators that attention comes down to, by device
     "_scaled_dot_product_cudnn_attention",
 )
 COLLECTIVE_SPACES = ("c10d", "_c10d_functional", "_dtensor")  # where operators that are collectives are registered
-
-
-def number_of() -> Operator:
-    """Returns the operator behind `.item()`."""
-    operator: Operator = torch.ops.aten._local_scalar_dense.default
-    return operator
-
-
-def attention_on_cpu() -> tuple[OpOverloadPacket, OpOverloadPacket]:
-    """Returns the operators of attention on a CPU, forward and backward."""
-    return flash_attention_on_cpu, flash_attention_on_cpu_backward
 
 
 def schema_of(operator: Operator) -> torch.FunctionSchema:
@@ -575,6 +565,19 @@ def has_cpp_compiler() -> bool:
     return True
 
 
+def compile_graph(
+    graph: GraphModule, inputs: Sequence[Any], decompositions: Mapping[Any, Any], change: Callable[..., None]
+) -> Callable[..., Any]:
+    """Compiles a graph with further decompositions, and by what `change` makes of it; torch's cache knows neither."""
+    from torch._functorch import config
+    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.decomposition import select_decomp_table
+
+    with config.patch(enable_autograd_cache=False):
+        table, patches = {**select_decomp_table(), **decompositions}, {"joint_custom_pre_pass": change}
+        return cast("Callable[..., Any]", compile_fx(graph, inputs, config_patches=patches, decompositions=table))
+
+
 def trace_backward(
     function: Callable[..., list[Tensor]], tensors_given: Sequence[Tensor], divided: Callable[[GraphModule, int], None]
 ) -> None:
@@ -590,11 +593,6 @@ def trace_backward(
         divided(halves[0], num_fwd_outputs)
         return halves
 
-    compiled = aot_function(
-        function,
-        fw_compiler=lambda graph, _: graph,
-        bw_compiler=lambda graph, _: graph,
-        partition_fn=divide,
-        decompositions=select_decomp_table(),
-    )
-    compiled(*tensors_given)
+    compilers: dict[str, Any] = {"fw_compiler": lambda graph, _: graph, "bw_compiler": lambda graph, _: graph}
+    table = select_decomp_table()
+    aot_function(function, partition_fn=divide, decompositions=table, **compilers)(*tensors_given)

@@ -153,7 +153,7 @@ def _staged(
     """Builds the stages of this rank, cut out of the model before they have numbers."""
     made, mesh = blank(job.model), mesh_of(job)
     frozen.freeze(job.model, made.module)  # while each pattern still finds all its parameters
-    sample_draws.apply(job.draws, made.module, mesh.coordinates, mesh.sizes, device, compiled=bool(job.compiled))
+    sample_draws.apply(job.draws, made.module, mesh.coordinates, mesh.sizes, device)
     with mark_errors(job.data.line):
         input_form = _input_form(job, samples)
     cut = pipeline.cut(job, made, mesh.coordinates["pipeline"], input_form)
@@ -203,7 +203,7 @@ def _apply(job: JobProgram, plain: nn.Module, device: torch.device) -> None:
     if job.precision.level == "O2":
         batch_norm.widen(plain)
     mesh = mesh_of(job)
-    sample_draws.apply(job.draws, plain, mesh.coordinates, mesh.sizes, device, compiled=bool(job.compiled))
+    sample_draws.apply(job.draws, plain, mesh.coordinates, mesh.sizes, device)
     tensor_parallel.apply(job, plain)  # before `forward` is replaced, and before each rank's share is cut into rows
     documents.apply(
         job.model.documents,
@@ -222,6 +222,13 @@ def _apply(job: JobProgram, plain: nn.Module, device: torch.device) -> None:
     around = (job.tensor is not None or job.model.documents is not None) and job.recompute.kind == "full"
     if not around:
         recompute.apply(job.recompute, plain)
-    compiling.apply(job.compiled, plain, device, cut=job.tensor is not None)
+    compiling.apply(
+        job.compiled,
+        plain,
+        device,
+        cut=job.tensor is not None,
+        by_sample=job.draws is not None,
+        recomputed=job.recompute.kind != "none" and not around,
+    )
     if around:
         recompute.apply(job.recompute, plain)

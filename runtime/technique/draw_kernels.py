@@ -302,7 +302,7 @@ def _attention_kernel(original: Any) -> Callable[..., Tensor]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        is_by_sample = dropout_p > 0 and _active(query) is not None
+        is_by_sample = dropout_p > 0 and (ACTIVE.compiles or _active(query) is not None)
         with sdpa_kernel(SDPBackend.MATH) if is_by_sample else contextlib.nullcontext():
             result: Tensor = original.call_boxed(
                 keys, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa

@@ -17,16 +17,13 @@ and calls with a generator get torch's numbers.
 Of a draw of which a rank has some heads, features or positions it makes the numbers of the whole sample, and takes its
 own.
 
-Compiled code has a generator of its own. There the mask of an `nn.Dropout` comes from an operator,
-`dslc::dropout_mask`, which `torch.compile` calls as it is.
+Operations in graphs that are compiled bear the name of their layer (compiling.py).
 
-Limits: within `torch.compile` only `nn.Dropout`, without recomputation, whose second pass would draw anew. On GPUs
-kernels of others than torch draw for themselves.
+Limits: on GPUs kernels of others than torch draw for themselves.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -35,17 +32,18 @@ from dataclasses import replace
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.fx.traceback import annotate
 
 from dslc.compiler.ir.program import CutDraw, DrawStep, JobProgram, RankPlace
 from dslc.compiler.trace.private_torch import AnyDropout
 from dslc.compiler.trace.structures import class_name
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.data.sampler import sizes_of, steps_per_epoch
+from dslc.runtime.technique import compiling
 from dslc.runtime.technique.draw_kernels import replace_kernels
-from dslc.runtime.technique.sample_pass import ACTIVE, DrawingLayer, DrawPiece, Places, SamplePass
+from dslc.runtime.technique.sample_pass import ACTIVE, LAYER, LAYERS, DrawingLayer, DrawPiece, Places, SamplePass
 
 _MARK = "_dslc_draws_by_sample"
-_LAYERS: dict[str, DrawingLayer] = {}  # of compiled code, by name
 
 
 # ------------------------------------------------------------------------------------------------------- the layers
@@ -57,11 +55,9 @@ def apply(
     coordinates: Mapping[str, int],
     sizes: Mapping[str, int],
     device: torch.device,
-    *,
-    compiled: bool = False,
 ) -> None:
     """Lets the modules of `model`, which will run on `device`, draw by sample, in place. Names, parameters and hooks
-    stay. `compiled`: some modules will be compiled.
+    stay.
     """
     if step is None:
         return
@@ -87,10 +83,8 @@ def apply(
         forward: Callable[..., object] = module.forward
         if device.type == "cuda" and isinstance(module, nn.RNNBase) and module.dropout > 0:
             forward = _without_cudnn(forward)
-        forward = DrawingForward(forward, layer)
-        if compiled and type(module) is nn.Dropout:
-            forward = _masked_forward(module, layer)
-        module.forward = forward
+        module.forward = DrawingForward(forward, layer)
+        LAYERS[name] = layer
         vars(module)[_MARK] = True
 
 
@@ -131,6 +125,9 @@ class DrawingForward:
         before = ACTIVE.layer
         ACTIVE.layer = self.layer
         try:
+            if torch.compiler.is_compiling():  # code outside of graphs finds the layer in `ACTIVE`
+                with annotate({LAYER: self.layer.name}):
+                    return self._forward(*args, **kwargs)
             return self._forward(*args, **kwargs)
         finally:
             ACTIVE.layer = before
@@ -146,39 +143,6 @@ def _without_cudnn(forward: Callable[..., object]) -> Callable[..., object]:
             return forward(*args, **kwargs)
 
     return run
-
-
-def _masked_forward(module: nn.Dropout, layer: DrawingLayer) -> Callable[[Tensor], Tensor]:
-    """Returns a forward pass of a dropout that can be compiled."""
-    make_mask, name, calls = _mask_operator(), layer.name, torch.zeros((), dtype=torch.int64)
-    _LAYERS[name] = layer
-
-    def forward(x: Tensor) -> Tensor:
-        if not module.training or module.p == 0:
-            return x
-        mask: Tensor = make_mask(calls, x.detach(), 1 - module.p, name)
-        return x * mask
-
-    return forward
-
-
-@functools.cache
-def _mask_operator() -> Callable[..., Tensor]:
-    """Returns `dslc::dropout_mask`. As it counts its `calls`, torch merges no two of a layer and keeps their order."""
-
-    def make_mask(calls: Tensor, like: Tensor, keep: float, layer: str) -> Tensor:
-        calls += 1
-        before = ACTIVE.layer
-        ACTIVE.layer = _LAYERS[layer]
-        try:
-            return torch.empty_like(like).bernoulli_(keep).div_(keep)
-        finally:
-            ACTIVE.layer = before
-
-    make_mask.__annotations__ = {"calls": Tensor, "like": Tensor, "keep": float, "layer": str, "return": Tensor}
-    operator = torch.library.custom_op("dslc::dropout_mask", make_mask, mutates_args=("calls",))
-    operator.register_fake(lambda calls, like, keep, layer: torch.empty_like(like))
-    return operator
 
 
 def is_by_sample(module: nn.Module) -> bool:
@@ -200,6 +164,7 @@ class SampleDraws:
 
     def begin(self, batch: StepBatch) -> None:
         """Takes up the batch of a step."""
+        compiling.forget_passes()
         seen = self._job.observation
         if self._job.draws is None and not (seen is not None and seen.tensors):
             return

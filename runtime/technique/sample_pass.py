@@ -92,9 +92,12 @@ class _Active(threading.local):
 
     samples: SamplePass | None = None
     layer: DrawingLayer | None = None
+    compiles: bool = False  # torch makes compiled code, in which draws go by sample
 
 
 ACTIVE = _Active()
+LAYER = "dslc_layer"  # the annotation of an operation in a graph of torch's compiler: the name of its layer
+LAYERS: dict[str, DrawingLayer] = {}  # of this process, by name
 
 
 def current_layer() -> DrawingLayer | None:

@@ -268,7 +268,7 @@ class _SequenceRun(ShareRun):
                 F.scaled_dot_product_attention = attention
 
     def run_operation(self, func: Operator, args: Arguments, kwargs: Options) -> object:
-        if func is number_of() and (value := self._values.get(args[0])) is not None:
+        if func is number_of and (value := self._values.get(args[0])) is not None:
             with unset_fake_temporarily():
                 return value.item()
         result = func(*args, **kwargs)

@@ -111,7 +111,7 @@ def test_operators_and_fake_tensors() -> None:
     assert pt.schema_of(casts[0]).arguments[0].name == "self"
     assert pt.overloads_of(torch.ops.aten.add.Tensor) is torch.ops.aten.add and pt.overloads_of(len) is len
     assert numbers[0] is None and {number for number in numbers if number is not None} >= {first, first + 1}
-    assert set(pt.attention_on_cpu()) <= formulas().keys()
+    assert {pt.flash_attention_on_cpu, pt.flash_attention_on_cpu_backward} <= formulas().keys()
     assert all(hasattr(torch.ops.aten, name) for name in pt.ATTENTION)
     with pt.FakeTensorMode() as fake:
         made = torch.zeros(3)

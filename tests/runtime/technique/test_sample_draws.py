@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dslc.compiler.ir.program import CutDraw, DrawStep, RecomputeStep
 from dslc.compiler.trace.structures import class_name
 from dslc.runtime.data.batches import StepBatch
-from dslc.runtime.technique import draw_kernels, philox, recompute, sample_draws
+from dslc.runtime.technique import compiling, draw_kernels, philox, recompute, sample_draws
 from dslc.runtime.technique.sample_pass import ACTIVE, DrawingLayer, SamplePass
 
 KEY = 0x1234_5678_9ABC_DEF0_1122_3344
@@ -246,39 +246,58 @@ def test_recomputation_draws_again_without_states_of_generators(tmp_path: Path, 
     torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=0)
 
 
-def test_compiled_code_draws_what_plain_code_draws(tmp_path: Path) -> None:
-    """One dropout is called twice on the same numbers: it has two masks, and each pass has masks of its own."""
+class Compiled(nn.Module):
+    """Draws in many ways; one dropout is called twice on the same numbers, and has two masks."""
 
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.drop, self.last = nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8)
+    def __init__(self, breaks: bool) -> None:
+        super().__init__()
+        self.breaks = breaks
+        self.first, self.drop = nn.Linear(8, 8), nn.Dropout(0.5)
+        self.attention = nn.MultiheadAttention(8, 2, dropout=0.2, batch_first=True)
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.first(x)
-            masked: Tensor = self.last(self.drop(x) + 2 * self.drop(x)) + self.drop(x.relu())
-            return masked
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.attention(x, x, x, need_weights=False)[0]
+        x = F.dropout(self.drop(x) + 2 * self.drop(x), 0.3, self.training)
+        if self.breaks:
+            torch._dynamo.graph_break()
+        x = x * torch.randint(1, 3, (len(x), 1, 1)) + torch.randn_like(x) + 0.1 * F.gumbel_softmax(x)
+        x = x * torch.bernoulli(torch.sigmoid(x.detach())) + torch.normal(x.detach(), 0.1)
+        masked: Tensor = self.first(self.drop(x) * torch.rand(len(x), 1, 1))
+        return masked
+
+
+@pytest.mark.parametrize("case", ["", "breaks", "full", pytest.param("selective", marks=pytest.mark.slow)])
+def test_compiled_code_draws_what_plain_code_draws(tmp_path: Path, case: Any) -> None:
+    """Each pass has masks of its own, and nothing is compiled again for a step or a sample."""
+    from torch._dynamo.utils import counters
 
     torch.manual_seed(0)
-    models = [Twice()]
-    models.append(copy.deepcopy(models[0]))
+    plain = nn.Sequential(Compiled(case == "breaks")).double()
+    models = [plain, copy.deepcopy(plain)]
     outputs: list[list[Tensor]] = [[], []]
-    for model, made, is_compiled in zip(models, outputs, (False, True), strict=True):
-        sample_draws.apply(DrawStep(), model, AXES, AXES, CPU, compiled=is_compiled)
-        run = torch.compile(model, backend="aot_eager", fullgraph=True) if is_compiled else model
+    counters.clear()
+    for model, made in zip(models, outputs, strict=True):
+        sample_draws.apply(DrawStep(kinds=(class_name(Compiled),)), model, AXES, AXES, CPU)
+        if case in ("full", "selective"):
+            recompute.apply(RecomputeStep(kind=case, modules=("0",)), model)
+        if model is not plain:
+            compiling.apply(("0",), model, CPU, by_sample=True, recomputed=case in ("full", "selective"))
         passes = draws(tmp_path, 2)
-        passes.begin(StepBatch([], 8, 0, 3))
-        for micro in range(2):
-            passes.enter(micro)
-            made.append(run(torch.ones(4, 8)))
-            made[-1].square().sum().backward()
-        passes.leave()
-        model.eval()
-        made.append(run(torch.ones(4, 8)))
+        for step in (3, 4):
+            passes.begin(StepBatch([], 8, 0, step))
+            losses = []
+            for micro in range(2):
+                passes.enter(micro)
+                made.append(model(model(torch.ones(4, 3, 8, dtype=torch.float64))))
+                losses.append(made[-1].square().sum())
+            passes.leave()
+            for loss in losses:
+                loss.backward()
     torch.testing.assert_close(outputs[1], outputs[0])
-    assert not torch.allclose(outputs[0][0], outputs[0][1])
+    assert not torch.allclose(outputs[0][0], outputs[0][1]) and not torch.allclose(outputs[0][0], outputs[0][2])
     gradients = [[parameter.grad for parameter in model.parameters()] for model in models]
     torch.testing.assert_close(gradients[1], gradients[0])
+    assert counters["stats"]["unique_graphs"] == (3 if case == "breaks" else 2), "compiled again"
 
 
 def test_outside_of_passes_torch_draws(tmp_path: Path) -> None:
