@@ -90,7 +90,7 @@ class _TimedPasses:
         return self._timed(batch, seen)
 
     def _run_eagerly(self, batch: StepBatch) -> float:
-        """Returns the seconds of the fastest passes without compiled code, of which nothing stays."""
+        """Returns the seconds of the fastest passes without compiled code, and restores the training."""
         parts, seconds = self._parts, []
         eager = torch.compiler.set_stance("force_eager")
         with eager, self._looks.later(), self._preserve(parts):

@@ -70,8 +70,8 @@ class StepCallbacks:
     of this rank's losses and its divisor; the norm of the gradient before it is clipped.
 
     These see the first evaluation of a step. An optimizer with a closure evaluates more often: `evaluated` is called
-    after each later evaluation. Passes whose gradients are not those of the step run in the context `later`. `passes`
-    wraps the passes of a step, where it has no closure.
+    after each later evaluation, which runs in the context `later`, as other additional passes do. `passes` wraps the
+    passes of a step without a closure.
     """
 
     loss: Callable[[Tensor], None] = _unseen
