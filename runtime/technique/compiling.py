@@ -252,7 +252,7 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
         aten.randint_like.low_dtype: lambda x, low, high, **how: _draw(_like(x, how), "integers", low, high),
         aten.randperm.default: lambda n, **how: _draw(_empty([n], how, torch.int64), "order"),
         aten.normal.float_float: lambda mean, std, size, **how: _draw(_empty(size, how), "normal", mean, std),
-        aten.multinomial.default: _chosen,
+        aten.multinomial.default: _choose,
     }
     for name in ("Tensor_float", "float_Tensor", "Tensor_Tensor"):
         made[getattr(aten.normal, name)] = _normal
@@ -287,7 +287,7 @@ def _normal(mean: Tensor | float, std: Tensor | float = 1.0, **_: object) -> Ten
     return _draw(torch.empty(like.shape, dtype=like.dtype, device=like.device), "normal", 0, 1) * std + mean
 
 
-def _chosen(chances: Tensor, count: int, replacement: bool = False, **_: object) -> Tensor:
+def _choose(chances: Tensor, count: int, replacement: bool = False, **_: object) -> Tensor:
     if replacement and count > 1:
         result: Tensor = NotImplemented  # torch's kernel, of which W0608 tells
         return result
