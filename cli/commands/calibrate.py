@@ -266,7 +266,9 @@ def _fit_constants(arguments: argparse.Namespace) -> int:
     if len(steps) < LEAST_RUNS:
         raise CommandFailedError(f"{plural(len(steps), 'run')} can be fitted to, and {LEAST_RUNS} are the least")
     kind = steps[0].analysis.layout.hardware.kind
-    typical = typical_constants(Report().collect(user_fit(kind))) if arguments.runs else ()
+    report = Report()
+    typical = typical_constants(report.collect(user_fit(kind))) if arguments.runs else ()
+    show(report.found)
     fit, errors = fit_of(steps, typical)
     rows: list[Sequence[str]] = [("training", "a step", "by the others")]
     for step, error in zip(steps, errors, strict=True):

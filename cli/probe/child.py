@@ -210,7 +210,7 @@ def _user_code_at(frame: FrameType | None) -> tuple[str, str]:
     from dslc.runtime.process.frame_ownership import is_users
 
     line = sample = ""
-    while frame is not None:
+    while frame is not None and frame.f_code is not _attempt.__code__:  # what calls the trial is no code of a trial
         code = frame.f_code
         if is_users(code.co_filename):
             line = line or plain(f"{os.path.basename(code.co_filename)}:{frame.f_lineno}, in {code.co_name}")

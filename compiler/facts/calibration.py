@@ -163,8 +163,8 @@ def read_times(kind: type[Times], data: object) -> Times:
     times = from_json(kind, data)
     if isinstance(times, RunFit) and times.constants != CONSTANTS_VERSION:
         raise DecodeError(f"its constants are of version {times.constants}, and those of this dslc {CONSTANTS_VERSION}")
-    if isinstance(times, RunFit) and len(times.typical) not in (0, len(CONSTANTS)):
-        raise DecodeError(f"it has {len(times.typical)} typical constants, not {len(CONSTANTS)}")
+    if isinstance(times, RunFit) and times.typical and (len(times.typical) != len(CONSTANTS) or not all(times.typical)):
+        raise DecodeError(f"its typical constants are not {len(CONSTANTS)} times above zero")
     for name, number in _numbers("", to_json(times)):
         if not 0 <= number < inf:
             raise DecodeError(f"{name} is {number}, which is no time")

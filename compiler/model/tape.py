@@ -32,7 +32,7 @@ from dslc.compiler.placement.shares import largest
 from dslc.dsl.bounds import LAYERS as MOST_LAYERS
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language.calls import Fp8
-from dslc.dsl.language.layers import Repeat
+from dslc.dsl.language.layers import Conv2d, Repeat
 from dslc.dsl.language.registry import Call
 from dslc.dsl.source import Span, short_line
 
@@ -392,7 +392,7 @@ class Tape:
         # torch's kernels on CPUs make a batch norm's gradient, and a convolution's weight gradient, in steps. Where
         # channels are last, a gradient that comes through a flattening has other strides: pooling copies all its
         # tensors to that layout.
-        ordered, image = (0, 0), spec.word == "conv2d"
+        ordered, conv = (0, 0), spec if isinstance(spec, Conv2d) else None
         if spec.word == "flatten" and x.pooled:
             ordered = (8 * x.pooled + 8 * x.count, (4 if x.low else 8) * x.pooled + 8 * x.count)
         stores = ((operand.float32, y.float32), (operand.autocast, y.autocast))
@@ -403,8 +403,8 @@ class Tape:
             scratch=(y.float32.bytes, y.autocast.bytes) if spec.word == "batch_norm" else (0, 0),
             rounds=2 if spec.word == "conv1d" else 0,
             ordered=ordered,
-            ordered_rounds=2 if image else 0,
-            reorders=[reorders(spec, *pair) for pair in stores] if image else NO_REORDERS,
+            ordered_rounds=2 if conv else 0,
+            reorders=[reorders(conv, *pair) for pair in stores] if conv else NO_REORDERS,
             float8=self._float8_moments(spec, operand, y),
         )
 

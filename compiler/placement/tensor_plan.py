@@ -129,8 +129,10 @@ def tensor_plan(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
     plan.unknown = [name for name, step in leaves if step.kind not in _KNOWN]
     runs = _runs(leaves) if job.parallelism.sequence else []
     plan.sequence = bool(runs)
-    tied = {name.rpartition(".")[0] for name, _ in model.ties}
-    _dense([leaf for leaf in leaves if leaf[0] not in tied], runs, ranks, plan)
+    alone = {name.rpartition(".")[0] for name, _ in model.ties}
+    if wants_chunks(job):
+        alone.add(leaves[-1][0])  # the head, which must have some scores of each token
+    _dense([leaf for leaf in leaves if leaf[0] not in alone], runs, ranks, plan)
     _tables(leaves, ranks, plan)
     for run in runs:
         plan.styles.append((leaves[run.start][0], TensorStyle.SPLIT))

@@ -198,6 +198,7 @@ def _facts_of(traced_module: TracedModule, settings: _Settings) -> ModelFacts:
     figures = (
         first_count.flops,
         first_count.flops_back,
+        first_count.operations,
         first_count.multiplies,
         first_count.inputs,
         first_count.outputs,

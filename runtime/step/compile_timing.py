@@ -1,15 +1,17 @@
 """Warns of a training whose steps `torch.compile` makes slower.
 
-Model: before the first step of a process the passes of its batch run `EAGER` times without compiled code, and their
+Model: before the second step of a process the passes of its batch run `EAGER` times without compiled code, and their
 gradients are dropped. Of the compiled steps that follow, the passes of `COMPILED` are timed, after `WARM_UP` steps that
-compile. Of each kind the fastest counts: other work on the machine only makes passes slower.
+compile. Of each kind the fastest counts, over batches of one shape: other work on the machine only makes passes slower.
+In the first step ranks compare what they do (runtime/measure/order_check.py).
 
 Contract: the training stays as it is: no update, the state of the model and of random generators as before, and each
 step runs compiled code, whatever the times. All ranks do equally many passes. Rank 0 warns once. Afterwards a step
 calls one function more.
 
-Limits: exchanges other than the exact sum, steps of the user's own, large networks of the user's own and optimizers
-with a closure are not timed, nor are runs that are profiled or observed.
+Limits: not timed are GPUs, where passes without compiled code may take more memory than there is, pipelines, whose
+ranks have other stages, exchanges other than the exact sum, steps of the user's own, large networks of the user's own,
+optimizers with a closure, and runs that are profiled or observed.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from torch import Tensor
 
 from dslc.compiler.ir.number_text import time_text
 from dslc.compiler.ir.program import JobProgram, RankPlace, TrainMode
+from dslc.compiler.trace.structures import tensors
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.process import random_numbers
 from dslc.runtime.step.assemble import TrainingComponents
@@ -46,6 +49,8 @@ def compile_timing(
     """Returns the function that wraps the passes of a step; None if they are not timed. `notify` takes the warning."""
     timed = bool(job.compiled) and job.mode == TrainMode() and job.observation is None and parts.exchange is None
     if not timed or job.own_step is not None or job.optimizer.closure:
+        return None
+    if parts.device.type != "cpu" or job.pipeline is not None:
         return None
     if job.model.python is not None and not is_small(parts):
         return None
@@ -78,14 +83,19 @@ class _TimedPasses:
         self._passes, self._parts, self._looks = passes, parts, looks
         self._preserve, self._report = preserve, report
         self._work: Passes = self._run_first_step
-        self._eager = 0.0
+        self._eager, self._steps = 0.0, 0
+        self._shapes: list[torch.Size] = []
         self._compiled: list[float] = []
 
     def run(self, batch: StepBatch, seen: Callable[[Tensor], None]) -> tuple[Tensor, int | Tensor]:
         return self._work(batch, seen)
 
     def _run_first_step(self, batch: StepBatch, seen: Callable[[Tensor], None]) -> tuple[Tensor, int | Tensor]:
-        self._eager = self._run_eagerly(batch)
+        self._work = self._run_second_step
+        return self._passes(batch, seen)
+
+    def _run_second_step(self, batch: StepBatch, seen: Callable[[Tensor], None]) -> tuple[Tensor, int | Tensor]:
+        self._eager, self._shapes = self._run_eagerly(batch), _shapes(batch)
         self._work = self._timed
         return self._timed(batch, seen)
 
@@ -95,29 +105,29 @@ class _TimedPasses:
         eager = torch.compiler.set_stance("force_eager")
         with eager, self._looks.later(), self._preserve(parts):
             for _ in range(EAGER):
-                begun = self._now()
+                begin = time.perf_counter()
                 self._passes(batch, UNSEEN.loss)
-                seconds.append(self._now() - begun)
+                seconds.append(time.perf_counter() - begin)
                 parts.optimizer.zero_grad()
-        if parts.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(parts.device)
         return min(seconds[1:])
 
     def _timed(self, batch: StepBatch, seen: Callable[[Tensor], None]) -> tuple[Tensor, int | Tensor]:
-        begun = self._now()
+        begin = time.perf_counter()
         result = self._passes(batch, seen)
-        self._compiled.append(self._now() - begun)
-        if len(self._compiled) == WARM_UP + COMPILED:
+        seconds = time.perf_counter() - begin
+        self._steps += 1
+        if self._steps > WARM_UP and _shapes(batch) == self._shapes:
+            self._compiled.append(seconds)
+        if self._steps == WARM_UP + COMPILED:
             self._work = self._passes
-            text = slower_text(self._eager, min(self._compiled[WARM_UP:]))
+            text = slower_text(self._eager, min(self._compiled, default=0.0))
             if text and self._report is not None:
                 self._report(text)
         return result
 
-    def _now(self) -> float:
-        if self._parts.device.type == "cuda":
-            torch.cuda.synchronize(self._parts.device)
-        return time.perf_counter()
+
+def _shapes(batch: StepBatch) -> list[torch.Size]:
+    return [tensor.shape for tensor in tensors(batch.micro)]
 
 
 @contextlib.contextmanager

@@ -80,6 +80,15 @@ def test_other_plans(launcher: Launcher, tmp_path: Path, plan: str, tie: str) ->
     _trains_alike(launcher, tmp_path, plan, "label_smoothing = 0.1, ", tie)
 
 
+@pytest.mark.slow
+def test_a_head_after_a_dense_layer_is_cut_by_classes(launcher: Launcher, tmp_path: Path) -> None:
+    layers = "\n  network = [embedding(width = 8), linear(16), relu(), linear(256)]\n"
+    plain, chunked = (_job(tmp_path / name, arguments) for name, arguments in (("plain", ""), ("chunked", CHUNKS)))
+    for job in (plain, chunked):
+        job.write_text(re.sub(r"\n  network.*\n", layers, job.read_text()))
+    agree(train_job(launcher, plain), train_job(launcher, chunked, "devices.cpus=2", "parallelism.tensor=2"))
+
+
 LLAMA = """
   network = transformers(
     "llama", num_hidden_layers = 2, num_attention_heads = 4, num_key_value_heads = 2, hidden_size = 32,

@@ -253,7 +253,6 @@ def every_step_once(job: Path, steps: int) -> bool:
 LONG = ("train.steps=200", "checkpoint.every=50 steps")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_submitted_job_that_is_warned_goes_on_by_itself(launcher: Launcher, job: Path, nodes: int) -> None:
     """The warning is that of a time limit, before its time. Until the job is requeued, steps wait for this test."""

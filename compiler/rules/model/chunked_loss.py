@@ -9,6 +9,7 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.number_text import byte_text
 from dslc.compiler.ir.parameter_names import is_of_adapter
+from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.model.outputs import classes_come_first
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.losses import chunked_head, head_of, wants_chunks
@@ -76,8 +77,17 @@ def _faults(job: JobSpec, source: SourceFacts, model: ModelGraph | None) -> Iter
             yield fault, network
         elif classes_come_first(model.output, source):
             yield "the classes of its scores come first, and those of a dense layer come last", network
+        elif _style_of(head.name, model) in (TensorStyle.ROW, TensorStyle.ROW_OF_WHOLE):
+            why = f"ranks of the tensor axis share the columns of the head `{head.name}`, so none has whole scores"
+            yield why, Note("the plan", job.parallelism.value_span("tensor_plan"))
         elif any(is_of_adapter(q.name) for q in head.parameters):
             yield f"the head `{head.name}` has an adapter", Note("the adapter", job.model.value_span("adapter"))
+
+
+def _style_of(head: str, model: ModelGraph) -> TensorStyle | None:
+    """Returns how the tensor axis cuts the head of a network that a function makes."""
+    shares = model.traced.shares if model.traced is not None else None
+    return dict(shares.styles).get(head) if shares is not None else None
 
 
 def _warn_of_metrics(

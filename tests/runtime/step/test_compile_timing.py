@@ -48,7 +48,7 @@ JOB = job_text(
     model={"network": 'python("slow:Network")'},
     data={"source": "digits()", "batch": 16},
     devices={"cpus": 1},
-    train={"steps": WARM_UP + COMPILED, "compile": "true", "optimizer": "sgd(lr = 0.1, momentum = 0.9)"},
+    train={"steps": 1 + WARM_UP + COMPILED, "compile": "true", "optimizer": "sgd(lr = 0.1, momentum = 0.9)"},
     log={"every": "1 step"},
 )
 
