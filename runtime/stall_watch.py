@@ -126,7 +126,7 @@ class StallWatch:
             if self._still >= limit / 2:
                 self._activity.poll(self._processes())
             return _Stall(self._still, limit)
-        idle = _Stall(self._idle_seconds(), min(LIMIT, timeout), is_idle=True)
+        idle = _Stall(self._idle_seconds(), limit, is_idle=True)
         unchanged = _Stall(self._still, min(max(FIRST_LIMIT, limit), timeout))
         return max(idle, unchanged, key=lambda stall: stall.share)
 
@@ -136,8 +136,9 @@ class StallWatch:
         positions = self._file.positions(self._statuses(), self._idle_ranks())
         if self._has_other_hosts and self._file.age >= _REFRESH:
             self._file.write(positions)
-        active = [place.rank for place in positions.ranks if not _waits(place)] or list(self._board.ranks)
-        idle = min(seconds.get(self._board.process(rank), 0.0) for rank in active)
+        live_ranks = [place for place in positions.ranks if place.state in ("alive", "suspended")]
+        busy_ranks = [place for place in live_ranks if not _waits(place)] or live_ranks
+        idle = min((seconds.get(self._board.process(place.rank), 0.0) for place in busy_ranks), default=0.0)
         return idle if idle < LIMIT / 2 or self._are_others_idle() else 0.0
 
     def _are_others_idle(self) -> bool:

@@ -6,6 +6,7 @@ the machine's first process; while an `OrphanReaper` exists this process adopts 
 `IdleTracker` tells a process that computes from one that waits: by its processor time and its bytes.
 
 Limits: on other systems these find nothing. A process that outlives its parent stays if the launcher itself is killed.
+The system gives the state of a process's first thread. Another thread that waits for a disk counts by its bytes alone.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _SHOWN = 80  # letters of a command that are shown
 _IDLE_SHARE = 0.05  # of a processor, that processes use at most which only wait
 _IDLE_BYTES = 1 << 16  # bytes that such processes read and write in a second, at most
-_PERIOD = 0.4  # seconds between two polls
+_PERIOD = 1.0  # seconds between two polls
 _TICK = 0.01  # seconds by which systems count the use of a processor
+_CHILDREN = "/proc/{}/task/{}/children"  # some kernels have no such file
 _COMPILER = "torch/_inductor/compile_worker"  # what torch's compiler starts for kernels of GPUs, and leaves running
 
 
@@ -76,14 +78,14 @@ class SuspensionTracker:
 
     def __init__(self, gap: float) -> None:
         self._gap, self._at = gap, time.monotonic()
-        self.idle: Mapping[int, float] = {}  # at the last poll, by process
+        self._seconds: dict[int, float] = {}
 
     def look(self, processes: Iterable[int]) -> dict[int, float]:
         now = time.monotonic()
         passed, self._at = min(now - self._at, self._gap), now
-        before = self.idle
-        self.idle = {p: before[p] + passed if p in before else 0.0 for p in processes if is_suspended(p)}
-        return self.idle
+        before = self._seconds
+        self._seconds = {p: before[p] + passed if p in before else 0.0 for p in processes if is_suspended(p)}
+        return self._seconds
 
 
 # --------------------------------------------------------------------------------------------- those that are idle
@@ -92,12 +94,12 @@ class SuspensionTracker:
 @dataclass(frozen=True)
 class ProcessUsage:
     """Seconds of a processor that a process and its descendants have used, the bytes that they have read and written,
-    and whether one of them now computes, waits for a processor or waits for a disk.
+    and whether the first thread of one of them now computes, waits for a processor or waits for a disk.
     """
 
     seconds: float = 0.0
     transferred: int = 0
-    runs: bool = False
+    is_running: bool = False
 
 
 class IdleTracker:
@@ -138,30 +140,45 @@ class IdleTracker:
 def _is_idle(before: ProcessUsage, after: ProcessUsage, seconds: float) -> bool:
     """True if processes have only waited between two polls. A descendant that ends takes its numbers with it."""
     used, transferred = abs(after.seconds - before.seconds), abs(after.transferred - before.transferred)
-    return not after.runs and used <= _IDLE_SHARE * seconds + _TICK and transferred <= _IDLE_BYTES * seconds
+    return not after.is_running and used <= _IDLE_SHARE * seconds + _TICK and transferred <= _IDLE_BYTES * seconds
 
 
 def usage_by_process(processes: Iterable[int]) -> dict[int, ProcessUsage]:
     """Returns what each process has used, with its descendants, of those that exist (Linux)."""
-    try:
-        present = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        present = []
-    fields = {process: state for process in present if (state := process_state(process))}
-    children: dict[int, list[int]] = {}
-    for process, (_, parent, *_) in fields.items():
-        children.setdefault(int(parent), []).append(process)
     tick, usages = 1 / os.sysconf("SC_CLK_TCK"), {}
-    for root in fields.keys() & set(processes):
+    children = _children_of_threads if os.path.exists(_CHILDREN.format("self", os.getpid())) else _children_in_table()
+    for root in processes:
+        if not process_state(root):
+            continue
         family = [root]
         for member in family:
-            family += children.get(member, [])
+            family += children(member)
+        states = [state for member in family if (state := process_state(member))]
         usages[root] = ProcessUsage(
-            seconds=sum(sum(map(int, fields[member][11:15])) for member in family) * tick,
+            seconds=sum(sum(map(int, state[11:15])) for state in states) * tick,
             transferred=sum(map(_transferred_bytes, family)),
-            runs=any(fields[member][0] in "RD" for member in family),
+            is_running=any(state[0] in "RD" for state in states),
         )
     return usages
+
+
+def _children_of_threads(process: int) -> list[int]:
+    """Returns the children that the threads of a process have started. A child may be left out while others end."""
+    children: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with contextlib.suppress(OSError), open(_CHILDREN.format(process, thread), encoding="ascii") as file:
+                children += map(int, file.read().split())
+    return children
+
+
+def _children_in_table() -> Callable[[int], list[int]]:
+    """Returns a function that gives the children of a process, from the table of all processes of the machine."""
+    children: dict[int, list[int]] = {}
+    for process in _all_processes():
+        if state := process_state(process):
+            children.setdefault(int(state[1]), []).append(process)
+    return lambda process: children.get(process, [])
 
 
 def _transferred_bytes(process: int) -> int:
@@ -218,11 +235,13 @@ def _end(children: list[int], until: float) -> None:
 
 def children_of(parent: int) -> list[int]:
     """Returns the child processes of a process."""
-    try:
-        processes = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return []
-    return [process for process in processes if process_state(process)[1:2] == [str(parent)]]
+    return [process for process in _all_processes() if process_state(process)[1:2] == [str(parent)]]
+
+
+def _all_processes() -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return []
 
 
 def process_state(process: int) -> list[str]:

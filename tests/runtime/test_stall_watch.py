@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -136,6 +137,34 @@ def test_a_rank_that_waits_in_a_collective_may_use_a_processor(tmp_path: Path) -
         watch = watch_of(board, tmp_path, 2)
         message = look_until(watch, never)
         assert "rank 1 is waiting in the broadcast, building the model" in message
+
+
+def test_a_rank_that_has_finished_delays_no_report(tmp_path: Path) -> None:
+    with ranks_of(WAITS, COMPUTES) as ((waiting, _), board):
+        board.say(1, "done", done=True)
+        watch = watch_of(board, tmp_path, 2)
+        assert "building the model" in look_until(watch, is_idle_for(watch, waiting, 4))
+
+
+def test_a_checkpoint_may_wait_as_long_as_one_before(tmp_path: Path) -> None:
+    with ranks_of(WAITS) as ((waiting,), board):
+        board.begin(0)
+        board.enter(0, 2)
+        board.position_writer(0)(Phase.CHECKPOINT)
+        watch = watch_of(board, tmp_path, 1)
+        watch._longest = stall_watch.LIMIT  # as after a checkpoint that took so long
+        assert look_until(watch, is_idle_for(watch, waiting, 2)) == ""
+        assert "writing a checkpoint" in look_until(watch, never)
+
+
+def test_children_of_all_threads_are_found() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        rank = pool.submit(Rank, WAITS).result()
+        try:
+            for children in (lifetime._children_of_threads, lifetime._children_in_table()):
+                assert rank.pid in children(os.getpid())
+        finally:
+            rank.end()
 
 
 def test_ranks_of_other_hosts_may_compute(tmp_path: Path) -> None:
