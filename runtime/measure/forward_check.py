@@ -2,8 +2,9 @@
 
 Model: with the same samples and random numbers, all ranks run the same modules and compute the same numbers. A network
 that depends on the rank, the name of a host or an environment variable breaks this. So each rank runs it on a few
-samples of the first rank, without gradients. The ranks compare the modules that they call, and sums over their outputs.
-Where they differ, more passes tell a rank from a number that nothing seeds: it differs from pass to pass.
+samples of the first rank, as in training, and drops the graph. The ranks compare the modules that they call, and sums
+over their outputs. Where they differ, more passes tell a rank from a number that nothing seeds: it differs from pass to
+pass.
 
 Contract: a difference is a RankOrderError on all ranks of the axis. It names the parameter or module, the ranks and the
 lines of the user's code. Parameters, buffers, generators and plain attributes are as they were before.
@@ -141,7 +142,7 @@ class ForwardCheck:
         handles = [module.register_forward_hook(note) for module in compared]
         random_numbers.begin(self._job.seed, 0)
         try:
-            with torch.no_grad(), autocast(self._job.precision, self._parts.device):
+            with torch.enable_grad(), autocast(self._job.precision, self._parts.device):
                 call(plain, plain.forward, input) if self._job.data.structured else plain(cut(input))
         finally:
             for handle in handles:

@@ -18,8 +18,8 @@ A stage of a pipeline, and a rank with a piece of each sequence, is given the to
 that is run again, for its gradient, meets the documents of its first pass (recompute.py). While the calls of a network
 of `transformers` are recorded for stages, two functions stand for attention and positions (`stand_in_calls`).
 
-Limits: the host reads where documents end, for which it waits on a GPU, and torch.compile leaves attention out. The
-kernel of a GPU has not run here.
+Limits: the host reads where documents end, for which it waits on a GPU, and torch.compile leaves attention out, which
+selective recomputation does not go with. The kernel of a GPU has not run here.
 """
 
 from __future__ import annotations

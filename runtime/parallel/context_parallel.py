@@ -202,7 +202,7 @@ def attend_in_documents(
     group: dist.ProcessGroup,
     documents: Documents,
 ) -> Tensor:
-    """Returns the same within documents."""
+    """Returns the attention within documents for this rank's queries, which see the keys of all pieces."""
     kind = query.device.type
     if torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)

@@ -218,7 +218,8 @@ def _apply(job: JobProgram, plain: nn.Module, device: torch.device) -> None:
     expert_parallel.apply(job, plain)
     # Inside the gathering of parameters, which are then present when it runs again, and visible to the compiler. But
     # of modules that are recomputed whole the compiler cannot follow attention within documents, and where they are
-    # cut over a tensor axis, torch (2.13) would keep a mesh among the tensors, and fail.
+    # cut over a tensor axis, torch (2.13) would keep a mesh among the tensors, and fail. What `selective` keeps of
+    # compiled code may be overwritten by it: E0329 refuses it for documents.
     around = (job.tensor is not None or job.model.documents is not None) and job.recompute.kind == "full"
     if not around:
         recompute.apply(job.recompute, plain)

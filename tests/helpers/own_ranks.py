@@ -80,6 +80,22 @@ class Writes(nn.Module):
         return self.layer(x)
 
 
+class Hooked(nn.Module):
+    """Doubles the gradient of its layer by a hook, which a tensor takes only with gradients. Tracing also runs without
+    gradients: its tensors get no hook.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.layer(x))
+        if self.training and type(x) is Tensor:
+            x.register_hook(lambda gradient: 2 * gradient)
+        return self.out(x)
+
+
 class Named(nn.Module):
     """Has its layers in another order on each rank."""
 

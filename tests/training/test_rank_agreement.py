@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers import own_forward_passes
 from helpers.launcher import Launcher
-from helpers.trained import ready, train, train_job, write_job_with_helper
+from helpers.trained import agree, ready, train, train_job, write_job_with_helper
 
 from dslc.runtime.process.failure import describe
 
@@ -145,6 +145,13 @@ def test_a_path_that_follows_from_samples_and_draws_is_right(
     launcher: Launcher, job: Path, arguments: dict[str, object], settings: tuple[str, ...]
 ) -> None:
     train_job(launcher, job, network(how="'none'", **arguments), *settings)
+
+
+@pytest.mark.parametrize("settings", [(), pytest.param(("parallelism.zero=3",), marks=pytest.mark.slow)])
+def test_a_forward_pass_that_needs_gradients_is_right(launcher: Launcher, job: Path, settings: tuple[str, ...]) -> None:
+    hooked = 'model.network=python("own_ranks:Hooked")'
+    one = train_job(launcher, job, hooked, "devices.cpus=1")
+    agree(one, train_job(launcher, job, hooked, *settings))
 
 
 TENSOR = ("parallelism.data=1", "parallelism.tensor=2", 'parallelism.tensor_plan=["blocks.0.0: gathered"]')

@@ -24,7 +24,7 @@ def check_documents(job: JobSpec, source: SourceFacts, model: ModelGraph | None)
     packs = chat is not None and job.data.documents is None
     span = chat.value_span("pack") if chat is not None and packs else job.data.value_span("documents")
     of_data = list(_of_loss(job) if packs else _of_data(job, source))
-    for what, where, help in (*of_data, *(() if of_data else _of_network(job, model))):
+    for what, where, help in (*of_data, *(() if of_data else _of_network(job, model)), *_of_plan(job)):
         notes = (Note("`pack` is set here" if packs else "`documents` is set here", span),) if where != span else ()
         yield Diagnostic("E0329", what, where or span, notes=notes, help=help)
 
@@ -84,4 +84,13 @@ def _of_network(job: JobSpec, model: ModelGraph | None) -> Iterator[Reason]:
             what,
             (layer.span if layer else None) or job.model.value_span("network"),
             "attention, which can be kept within one",
+        )
+
+
+def _of_plan(job: JobSpec) -> Iterator[Reason]:
+    if job.train.compile and job.memory.recompute == "selective":
+        yield (
+            "`selective` keeps results whose memory compiled code around attention uses again",
+            job.memory.value_span("recompute"),
+            remedy(set_field("memory.recompute", "full"), ", or ", set_field("train.compile", "false")),
         )
