@@ -20,6 +20,7 @@ from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.facts import SourceFacts, TensorEntry
 from dslc.compiler.ir.module_facts import ModelFacts, SeamFacts
 from dslc.compiler.ir.network_facts import NetworkFacts
+from dslc.compiler.ir.parameter_names import targets_stack
 from dslc.compiler.ir.program import TensorParallelStep, TransformersStep
 from dslc.compiler.ir.tensors import Quantization, QuantizedWeight, TensorFact
 from dslc.compiler.model.opaque import opaque
@@ -503,9 +504,10 @@ def _or_fault(work: Callable[[], object]) -> object:
     try:
         return work()
     except QuantizationError as error:
-        return {_FAULT: str(error), "argument": "quantize", "dense": []}
+        return {_FAULT: str(error), "argument": "quantize", "dense": [], "stacks": []}
     except AdapterError as error:
-        return {_FAULT: str(error), "argument": error.argument, "dense": list(error.dense)[:_MOST]}
+        targets = {"dense": list(error.dense)[:_MOST], "stacks": list(error.stacks)[:_MOST]}
+        return {_FAULT: str(error), "argument": error.argument, **targets}
 
 
 def _faults(job: JobSpec, answer: Json) -> Iterator[Diagnostic]:
@@ -522,20 +524,21 @@ def _faults(job: JobSpec, answer: Json) -> Iterator[Diagnostic]:
             help="`quantize = int8` takes a weight of any size; or leave `quantize` out",
         )
         return
-    if not answer["dense"]:
+    dense, stacks = answer["dense"], answer["stacks"]
+    if not dense and not stacks:
         yield Diagnostic(
             "E0727", answer[_FAULT], adapter.value_span(answer["argument"]), help=_REMEDIES[answer["argument"]]
         )
         return
-    ends = dict.fromkeys(name.rpartition(".")[2] for name in answer["dense"])
+    ends = [".".join(name.split(".")[-2:]) for name in stacks] + [name.rpartition(".")[2] for name in dense]
     yield from unmatched_patterns(
         "0727",
-        "`model.adapter.targets`: no dense layer is called @",
+        "`model.adapter.targets`: no dense layer or stack of experts is called @",
         adapter.value_span("targets"),
         adapter.targets,
-        [*ends, *answer["dense"]],
-        what="its dense layers",
-        is_of=targets_any,
+        [*dict.fromkeys(ends), *dense, *stacks],
+        what="its dense layers and stacks" if stacks else "its dense layers",
+        is_of=lambda pattern, _: targets_any(pattern, dense) or any(targets_stack([pattern], name) for name in stacks),
     )
 
 

@@ -51,11 +51,15 @@ PREFIX = "base_model.model."  # of names in that file
 
 
 class AdapterError(ModelError):
-    """The adapter does not fit. `argument` of `lora` is at fault; `dense` are the layers that can have one."""
+    """The adapter does not fit. `argument` of `lora` is at fault; `dense` are the layers and `stacks` the stacks of
+    experts that can have one.
+    """
 
-    def __init__(self, message: str, argument: str = "targets", dense: Sequence[str] = ()) -> None:
+    def __init__(
+        self, message: str, argument: str = "targets", dense: Sequence[str] = (), stacks: Sequence[str] = ()
+    ) -> None:
         super().__init__(message)
-        self.argument, self.dense = argument, dense
+        self.argument, self.dense, self.stacks = argument, dense, stacks
 
 
 def add(module: nn.Module, step: AdapterStep | None, seed: int) -> nn.Module:
@@ -209,7 +213,7 @@ def _check(module: nn.Module, targets: list[str], stacks: list[str], saved: list
             )
     if not targets:
         dense = [name for name, part in parts.items() if name and not _unfit(part)]
-        raise AdapterError(f"{line_text}no module has one of these names", dense=[*dense, *stacks])
+        raise AdapterError(f"{line_text}no module has one of these names", dense=dense, stacks=stacks)
 
 
 def _unfit(part: nn.Module) -> str:

@@ -73,11 +73,11 @@ def load(
     tensors, ties = named_tensors(model), dict(step.ties)
     shapes = {name: tuple(tensor.shape) for name, tensor in (unsharded or tensors).items()}
     with ExitStack() as open_files:
-        found, read_found = _opened(weights, open_files, what)
-        if step.adapter is not None and not any(map(is_of_adapter, found)):
+        stored_shapes, read_stored = _opened(weights, open_files, what)
+        if step.adapter is not None and not any(map(is_of_adapter, stored_shapes)):
             tensors, shapes = without_adapters(tensors), without_adapters(shapes)
             ties = {base_name(name): base_name(whose) for name, whose in ties.items()}
-        shapes_in_file, read_tensor = _with_stacks(found, read_found, shapes)
+        shapes_in_file, read_tensor = _with_stacks(stored_shapes, read_stored, shapes)
         quantized = {base_name(form.name): form for form in step.quantized}
         # A file that this training wrote has the bytes.
         quantized = {name: form for name, form in quantized.items() if shapes_in_file.get(name) != (form.bytes,)}
@@ -113,11 +113,11 @@ def _put(fits: WeightMatch, read_tensor: Read, tensors: Mapping[str, Tensor], wh
                     )
 
 
-def _with_stacks(found: Shapes, read_tensor: Read, wanted: Shapes) -> tuple[Shapes, Read]:
+def _with_stacks(stored_shapes: Shapes, read_tensor: Read, wanted: Shapes) -> tuple[Shapes, Read]:
     """Returns the shapes with the experts' matrices stacked as the model has them, and a function that reads a part."""
-    stacks = stack_experts(found, wanted)
+    stacks = stack_experts(stored_shapes, wanted)
     pieces = {name for stack in stacks.values() for name in stack.names}
-    rest = {name: shape for name, shape in found.items() if name not in pieces}
+    rest = {name: shape for name, shape in stored_shapes.items() if name not in pieces}
 
     def read_part(name: str, part: Part) -> Tensor:
         return _read_stack(stacks[name], read_tensor, part) if name in stacks else read_tensor(name, part)
@@ -211,15 +211,15 @@ def _opened(weights: WeightsStep, open_files: ExitStack, what: str) -> tuple[Sha
     readers: dict[str, Read] = {}
     for file in weights.files:
         try:
-            found, read_tensor = (_safetensors if file.endswith(".safetensors") else _torch)(file, open_files)
+            shapes_in_file, read_tensor = (_safetensors if file.endswith(".safetensors") else _torch)(file, open_files)
         except Exception as error:  # unpickling and two libraries have errors of their own
             place = what if len(weights.files) == 1 else f"{what}: {file}"
             raise WeightsError(f"{place} cannot be read as weights: {error}") from error
-        twice = next((name for name in found if name in shapes), None)
+        twice = next((name for name in shapes_in_file if name in shapes), None)
         if twice is not None:
             raise WeightsError(f"{what}: two of its files hold `{twice}`")
-        shapes |= found
-        readers |= dict.fromkeys(found, read_tensor)
+        shapes |= shapes_in_file
+        readers |= dict.fromkeys(shapes_in_file, read_tensor)
     return shapes, lambda name, part: readers[name](name, part)
 
 

@@ -241,6 +241,7 @@ def read_lora(reader: KeyReader, keys: dict[str, str], targets: Sequence[str] = 
     arguments = {"rank": str(reader.whole_number(keys["rank"]) or 8)}
     alpha, dropout = reader.number(keys["alpha"]), reader.number(keys["dropout"])
     stacks = _patterns(reader, keys["parameters"]) if "parameters" in keys else []
+    stacks = [name if "." in name else f"experts.{name}" for name in stacks]  # peft takes any parameter of this name
     patterns = [pattern for pattern in _patterns(reader, keys["targets"]) if pattern not in ("all", "all-linear")]
     arguments["targets"] = value_text([*(patterns or targets), *stacks])
     if alpha:

@@ -55,7 +55,10 @@ def _check_patterns(adapter: Lora, shapes: Mapping[str, tuple[int, ...]]) -> Ite
     modules = dict.fromkeys(".".join(each[:n]) for each in parts for n in range(1, len(each)))
     targets = [target_of(layer, shapes) for layer in layers_with(shapes)]
     message = "`model.adapter.{}`: no {} is called @"
-    for field, what, known in (("targets", "dense layer", targets), ("save", "module", list(modules))):
+    for field, what, known in (
+        ("targets", "dense layer or stack of experts", targets),
+        ("save", "module", list(modules)),
+    ):
         yield from unmatched_patterns(
             "0727",
             message.format(field, what),

@@ -42,6 +42,7 @@ def unmatched_patterns(
     letter = "E" if len(unmatched) == len(patterns) else "W"
     for number, pattern in enumerate(unmatched):
         meant = nearest_choice(pattern, likely) if number < MEANT else None
+        meant = meant if meant is None or is_of(meant, names) else None
         yield Diagnostic(
             letter + code,
             message.replace("@", f"`{pattern}`"),
