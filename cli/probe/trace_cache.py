@@ -35,7 +35,7 @@ from dslc.compiler.ir.codec import DecodeError, from_json
 from dslc.compiler.ir.module_facts import ModelFacts
 from dslc.dsl import cache
 from dslc.probe.child import Json
-from dslc.probe.dependency_recorder import Dependencies, DependencyRecorder, is_unchanged
+from dslc.probe.dependency_recorder import Dependencies, DependencyRecorder, importable_names, is_unchanged
 
 F = TypeVar("F")
 
@@ -92,24 +92,24 @@ class CacheEntry(Generic[F]):
 
 
 class TraceCache:
-    """The entry of one network's facts. `rested_on` is called with what loaded facts rest on."""
+    """The entry of one network's facts. `report_dependencies` gets what loaded facts rest on."""
 
     def __init__(
         self,
         key: dict[str, object] | None,
         folder: str = "",
-        rested_on: Callable[[Dependencies], object] | None = None,
+        report_dependencies: Callable[[Dependencies], object] | None = None,
     ) -> None:
         """`key` and `folder` are the entry's arguments."""
-        self._entry, self._rested_on = CacheEntry(ModelFacts, key, folder), rested_on
+        self._entry, self._report_dependencies = CacheEntry(ModelFacts, key, folder), report_dependencies
 
     def load(self) -> ModelFacts | None:
         """Returns the facts, if they were kept and everything that they rest on is the same."""
         loaded = self._entry.load()
         if loaded is None:
             return None
-        if self._rested_on is not None:
-            self._rested_on(loaded[1])
+        if self._report_dependencies is not None:
+            self._report_dependencies(loaded[1])
         return loaded[0]
 
     def watched(self, work: Callable[[], object], prepare: Callable[[], None]) -> Callable[[], object]:
@@ -120,7 +120,7 @@ class TraceCache:
 
             def unwatched() -> object:
                 prepare()
-                return {"facts": work(), "rests": None}
+                return {"facts": work(), "dependencies": None}
 
             return unwatched
 
@@ -129,18 +129,18 @@ class TraceCache:
         def watched() -> object:
             prepare()
             if os.getpid() == pid:  # a process that goes on cannot be watched
-                return {"facts": work(), "rests": None}
+                return {"facts": work(), "dependencies": None}
             recorder = DependencyRecorder()
             facts = work()
-            return {"facts": facts, "rests": recorder.dependencies()}
+            return {"facts": facts, "dependencies": recorder.dependencies()}
 
         return watched
 
     def store(self, answer: dict[str, Json], facts: ModelFacts | None) -> None:
         """Keeps the facts that a child found, with what they rest on, if that is known."""
-        rests = answer["rests"]
-        if rests is not None and facts is not None and not facts.looks and not facts.structured:
-            self._entry.store(answer["facts"], rests)
+        dependencies: Dependencies | None = answer["dependencies"]
+        if dependencies is not None and facts is not None and not facts.looks and not facts.structured:
+            self._entry.store(answer["facts"], dependencies)
 
 
 def _read_entry(path: str) -> bytes | None:
@@ -204,20 +204,16 @@ def _names(folder: str) -> object:
     modules.
     """
     is_installed = os.path.basename(folder) in ("site-packages", "dist-packages")
-    if not is_installed and (folder + os.sep).startswith(os.path.join(sysconfig.get_path("stdlib"), "")):
-        return folder
-    ends = (".dist-info", ".egg-info", ".egg-link", ".pth") if is_installed else (".py", ".so", ".pyd")
+    if not is_installed:
+        is_pythons = (folder + os.sep).startswith(os.path.join(sysconfig.get_path("stdlib"), ""))
+        return folder if is_pythons else (folder, importable_names(folder))
+    ends = (".dist-info", ".egg-info", ".egg-link", ".pth")
     try:
-        entries = [
-            entry for entry in os.scandir(folder) if entry.name.endswith(ends) or (not is_installed and _holds(entry))
-        ]
+        # A version that is installed again may have other files.
+        entries = [(each.name, each.stat().st_mtime_ns) for each in os.scandir(folder) if each.name.endswith(ends)]
     except OSError:
         return folder
-    return folder, sorted(entry.name for entry in entries)
-
-
-def _holds(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir() and os.path.exists(os.path.join(entry.path, "__init__.py"))
+    return folder, sorted(entries)
 
 
 def _processor() -> str:

@@ -385,7 +385,7 @@ def _traced_transformers(trial: Trial, network: TransformersNetwork) -> Findings
     documents: list[tuple[str, bool]] = []
     file = configuration_file(network, job.folder)
     depends = _cache_key(trial, [to_json(replace(step, line="")), file and digest_of(file)])
-    trace_cache = TraceCache(depends, rested_on=trial.cache.add if trial.cache else None)
+    trace_cache = TraceCache(depends, report_dependencies=trial.cache.add if trial.cache else None)
     if (facts := trace_cache.load()) is not None:
         return facts
 

@@ -1,8 +1,9 @@
 """Keeps what the trials of a job's own code told, in the user's cache, for the next time that everything is the same.
 
 Model: one entry holds the facts of all trials of a job (`trace_facts`), if none of them had anything to report. Its
-name is a digest of the whole job, of what its data told without trials, of the current folder, and of all that
-trace_cache.py names beside them: versions, dslc's own code, modules in reach, settings of libraries. In it are the
+name is a digest of the whole job, of what its data told without trials, of the current folder, of the files of weights
+and the network's configuration, which no child looks for, and of all that trace_cache.py names beside them: versions,
+dslc's own code, modules in reach, settings of libraries. In it are the
 files, folders and variables that any of the trials looked at (dependency_recorder.py). It is taken only if files have
 the same content, folders the same names and variables the same values. A hit forks nothing and imports no torch.
 
@@ -12,27 +13,29 @@ anything running; if a function of the job is an object of a program, or a modul
 a compiled library was loaded that may open files unseen by Python. `DSLC_TRACE_CACHE=off` in the environment switches
 it off.
 
-Limits: as in dependency_recorder.py, the clock, whether a file exists, and the size of a file that is not opened.
+Limits: what dependency_recorder.py does not see.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from dslc.compiler.facts.transformers_file import configuration_file
+from dslc.compiler.facts.weights_file import Unreadable, files_of
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.facts import Facts, SourceFacts, TensorEntry
 from dslc.compiler.ir.module_facts import ModelFacts
 from dslc.compiler.ir.network_facts import OptimizerFacts
 from dslc.dsl.language.calls import PythonCall
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.layers import TransformersNetwork
 from dslc.dsl.language.metrics import TorchMetric
 from dslc.dsl.record import Record, record
 from dslc.probe.child import ChildAnswer
-from dslc.probe.dependency_recorder import Dependencies, DependencyRecorder, combine, users_modules
+from dslc.probe.dependency_recorder import Dependencies, DependencyRecorder, combine, digest_of, users_modules
 from dslc.probe.trace_cache import CacheEntry
 from dslc.runtime.process.user_code import HANDED_OVER
 
@@ -57,6 +60,7 @@ class TrialCache:
         is_kept = bool(modules) and modules.isdisjoint(HANDED_OVER) and not any(users_modules())
         key: dict[str, object] = {"trials of": repr(job), "source": to_json(source), "current folder": os.getcwd()}
         key["torchmetrics"] = run and any(isinstance(metric, TorchMetric) for metric in job.evaluate.metrics)
+        key |= {"weights": _weight_files(job), "configuration": _configuration(job)}
         self._entry = CacheEntry(TrialFacts, key if is_kept else None, job.folder)
         self._folder = folder
         self._dependencies: Dependencies = {"files": {}, "folders": {}, "environment": {}}
@@ -70,8 +74,8 @@ class TrialCache:
     def store(self, facts: Facts) -> None:
         """Keeps the facts of trials that had nothing to report, if all that they looked at is known."""
         if self._complete:
-            kept = {name: value for name, value in _fields(facts).items() if name in TrialFacts.record_names}
-            self._entry.store(to_json(TrialFacts(**kept)), self._dependencies)
+            trial_fields = {name: value for name, value in _fields(facts).items() if name in TrialFacts.record_names}
+            self._entry.store(to_json(TrialFacts(**trial_fields)), self._dependencies)
 
     def add(self, dependencies: Dependencies) -> None:
         """Adds what facts rest on."""
@@ -83,15 +87,15 @@ class TrialCache:
         """Returns work for a child that does `work`, and reports what it looked at."""
         pid = os.getpid()
 
-        def watched() -> object:
+        def run_watched() -> object:
             if os.getpid() == pid:  # a process that goes on cannot be watched
-                return {"made": work(), "rests": None}
+                return {"result": work(), "dependencies": None}
             _seed_generators()
-            recorder = DependencyRecorder(own=self._folder, reads_data=True)
-            made = work()
-            return {"made": made, "rests": recorder.dependencies()}
+            recorder = DependencyRecorder(self._folder, reads_data=True)
+            result = work()
+            return {"result": result, "dependencies": recorder.dependencies()}
 
-        return watched if self._entry.has_place else work
+        return run_watched if self._entry.has_place else work
 
     def unwrap(self, answer: ChildAnswer) -> ChildAnswer:
         """Returns the answer to the work itself, of a child that did what `wrap` returned."""
@@ -100,13 +104,13 @@ class TrialCache:
         if "made" not in answer:
             self._complete = False
             return answer
-        dependencies: Dependencies | None = answer["made"]["rests"]
+        dependencies: Dependencies | None = answer["made"]["dependencies"]
         if dependencies is None or answer.get("left"):
             self._complete = False
         else:
             self.add(dependencies)
-        own: ChildAnswer = {**answer, "made": answer["made"]["made"]}
-        return own
+        work_answer: ChildAnswer = {**answer, "made": answer["made"]["result"]}
+        return work_answer
 
 
 def _fields(facts: Facts | TrialFacts) -> dict[str, Any]:
@@ -117,9 +121,30 @@ def _seed_generators() -> None:
     """Makes draws of this child the same each time."""
     import random
 
+    import numpy
+
     random.seed(0)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(0)
+    numpy.random.seed(0)
+
+
+def _weight_files(job: JobSpec) -> object:
+    """Returns names, sizes and times of the files that `model.weights` names, or why there are none."""
+    start = job.model.start
+    if start is None or not start.path:
+        return None
+    try:
+        weights = files_of(start.path)
+        states = [(file, os.stat(file)) for file in (*weights.files, weights.path)]
+    except (Unreadable, OSError) as error:
+        return str(error)
+    return [(file, state.st_size, state.st_mtime_ns) for file, state in states]
+
+
+def _configuration(job: JobSpec) -> str | None:
+    """Returns the digest of the file that a network of `transformers` is built from, "" if there is none."""
+    network = job.model.network
+    file = configuration_file(network, job.folder) if isinstance(network, TransformersNetwork) else None
+    return file and digest_of(file)
 
 
 def _python_calls(value: object) -> Iterator[PythonCall]:

@@ -47,8 +47,8 @@ def keep(place: Path, what: str = "a", facts: ModelFacts = FACTS, **variables: s
     file = place / "net.py"
     file.write_text("width = 3")
     environment = {name: digest_of_variable(value) for name, value in variables.items()}
-    rests = {"files": {str(file): digest_of(str(file))}, "environment": environment}
-    TraceCache({"what": what}).store({"facts": to_json(facts), "rests": rests}, facts)
+    dependencies = {"files": {str(file): digest_of(str(file))}, "environment": environment}
+    TraceCache({"what": what}).store({"facts": to_json(facts), "dependencies": dependencies}, facts)
     found = list((place / "cache" / "dslc").glob("trace-*"))
     return max(found, key=lambda path: path.stat().st_mtime_ns) if found else None
 
@@ -91,6 +91,16 @@ def test_what_could_be_imported_and_the_settings_of_libraries_are_part_of_the_ke
     assert found() == FACTS  # there is no such folder
     (folder / "other").mkdir()
     (folder / "other" / "torch.py").write_text("")
+    assert found() is None
+
+
+def test_a_version_that_is_installed_again_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    distribution = folder / "site-packages" / "nets-1.0.dist-info"
+    distribution.mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(distribution.parent))
+    keep(folder)
+    assert found() == FACTS
+    os.utime(distribution, (1, 1))
     assert found() is None
 
 
@@ -275,8 +285,10 @@ def test_a_second_check_runs_nothing_and_a_changed_module_is_seen(
 
     installed = dslc("check", "job.plt", "--trace", cwd=folder, fresh=True)  # the command as a user types it
     assert installed.returncode == 0
-    (entry,) = (folder / "cache" / "dslc").glob("trace-*")
-    entry.unlink()
+    entries = list((folder / "cache" / "dslc").glob("trace-*"))
+    assert len(entries) == 2  # of the network, and of all trials
+    for entry in entries:
+        entry.unlink()
 
     def check(*arguments: str, forks: bool) -> str:
         code = "import os, sys; from dslc.main import main; " + ("" if forks else "del os.fork; ")
