@@ -7,6 +7,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
 from itertools import pairwise
 from types import FunctionType, ModuleType
 
@@ -54,6 +55,36 @@ class _CompilerStandIn(ModuleType):
             setattr(importlib.import_module(self.__name__), name, value)
 
 
+class _MarkedFunctions(MetaPathFinder):
+    """Functions that bear the compiler's mark, as their first call would else import the compiler. They lose it when
+    the compiler is imported: this object stands among Python's finders, and finds nothing.
+    """
+
+    def __init__(self) -> None:
+        self._functions: list[FunctionType] = []
+
+    def mark(self, modules: Iterable[ModuleType]) -> None:
+        """Marks the functions that functions of the modules wrap."""
+        functions = [value for module in modules for value in vars(module).values() if isinstance(value, FunctionType)]
+        for function in functions:
+            for cell in function.__closure__ or ():
+                wrapped = cell.cell_contents
+                if isinstance(wrapped, FunctionType) and not hasattr(wrapped, COMPILER_MARK):
+                    setattr(wrapped, COMPILER_MARK, wrapped)
+                    self._functions.append(wrapped)
+                    functions.append(wrapped)
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        if fullname == COMPILER:
+            while self._functions:
+                delattr(self._functions.pop(), COMPILER_MARK)
+
+
+_marked_functions = _MarkedFunctions()
+
+
 def mode_without_memory() -> FakeTensorMode:
     """Returns a new mode that makes tensors without memory. A process that has not imported torch's compiler gets a
     stand-in for it, which stays.
@@ -65,7 +96,7 @@ def mode_without_memory() -> FakeTensorMode:
     config = _CompilerStandIn(settings, COMPILER_SETTINGS)
     stand_in = _CompilerStandIn(COMPILER, {"config": config})
     stand_ins = {COMPILER: stand_in, settings: config}
-    _leave_as_they_are([module for name, module in sys.modules.items() if name.startswith(REFERENCES)])
+    _marked_functions.mark([module for name, module in sys.modules.items() if name.startswith(REFERENCES)])
     sys.modules.update(stand_ins)  # the mode's constructor imports them by name
     put_in_place_of_compiler(stand_in)
     try:
@@ -83,17 +114,6 @@ class TraceError(Exception):
     def __init__(self, message: str, remedy: str = "") -> None:
         super().__init__(message)
         self.remedy = remedy
-
-
-def _leave_as_they_are(modules: Iterable[ModuleType]) -> None:
-    """Marks functions that functions of the modules wrap. The first call of an unmarked one imports the compiler."""
-    functions = [value for module in modules for value in vars(module).values() if isinstance(value, FunctionType)]
-    for function in functions:
-        for cell in function.__closure__ or ():
-            wrapped = cell.cell_contents
-            if isinstance(wrapped, FunctionType) and not hasattr(wrapped, COMPILER_MARK):
-                setattr(wrapped, COMPILER_MARK, wrapped)
-                functions.append(wrapped)
 
 
 def facts_of_made(make: Callable[[], object]) -> ModelFacts:

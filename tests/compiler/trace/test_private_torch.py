@@ -210,14 +210,20 @@ WITHOUT_COMPILER = """
 import sys
 import torch
 from dslc.compiler.trace.instantiate import mode_without_memory
-from dslc.compiler.trace.private_torch import COMPILER
+from dslc.compiler.trace.private_torch import COMPILER, COMPILER_MARK, REFERENCES
+from types import FunctionType
+def marked():
+    modules = [module for name, module in sys.modules.items() if name.startswith(REFERENCES)]
+    values = [value for module in modules for value in list(vars(module).values()) if isinstance(value, FunctionType)]
+    functions = [value.__wrapped__ for value in values if hasattr(value, "__wrapped__")]
+    return [function for function in functions if getattr(function, COMPILER_MARK, None) is function]
 with mode_without_memory() as mode:
     network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4), torch.nn.GELU(), torch.nn.Dropout(0.1))
     (network(torch.empty(2, 3)).softmax(1) * 2).var().backward()
 assert mode.cache_enabled and network[0].weight.grad.shape == (4, 3)
-assert COMPILER not in sys.modules
+assert COMPILER not in sys.modules and marked()
 assert torch._dynamo.is_compiling() is False  # the first question that the stand-in does not answer
-assert torch._dynamo is sys.modules[COMPILER]
+assert torch._dynamo is sys.modules[COMPILER] and not marked()
 torch._dynamo.config.suppress_errors = True
 assert torch._dynamo.config.fake_tensor_cache_enabled
 assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)) == 2
