@@ -187,10 +187,10 @@ def _recompute(analysis: Analysis) -> p.RecomputeStep:
 
 
 def _compiled(analysis: Analysis) -> tuple[str, ...]:
-    """Returns the modules to compile: blocks one by one, as equal blocks are compiled once; the whole model if it has
-    none. With `compile = true` it is the whole model also on one GPU, if nothing is recomputed: a step then makes one
-    call, and the code between blocks is compiled with them. Several ranks exchange gradients of a block as soon as it
-    is done.
+    """Returns the modules to compile: blocks one by one, as equal blocks that draw nothing are compiled once; the whole
+    model if it has none. With `compile = true` it is the whole model also on one GPU, if nothing is recomputed: a step
+    then makes one call, and the code between blocks is compiled with them. Several ranks exchange gradients of a block
+    as soon as it is done.
     """
     job, layout = analysis.job, analysis.layout
     if not job.train.compile:

@@ -159,6 +159,7 @@ class CutDraw(Record):
 
 
 SHARED = -1  # of a draw: its numbers are the same for all samples
+WIDEST_RANGE = 1 << 53  # of integers that are drawn by sample
 
 
 @record

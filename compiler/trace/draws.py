@@ -3,7 +3,7 @@
 Model: a network is traced with two numbers of samples. A draw of which one dim grows with the samples is by sample; a
 draw whose shape stays is shared by all of them. The layer of a draw is the innermost module that runs.
 
-Limits: a first dim that grows is taken to go sample by sample, as of (samples * positions, width).
+Limits: the dim that grows is taken to go sample by sample, as the first of (samples * positions, width).
 """
 
 from __future__ import annotations
@@ -12,23 +12,32 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from dslc.compiler.ir.network_facts import CodePlace
-from dslc.compiler.ir.steps import SHARED, DrawDims
+from dslc.compiler.ir.steps import SHARED, WIDEST_RANGE, DrawDims
 from dslc.compiler.trace.code_place import module_of, names_of, place_of
 from dslc.compiler.trace.private_torch import Arguments, Operator, Options
 from dslc.compiler.trace.run import tensors_of
 from dslc.compiler.trace.structures import class_name
 
 PERMUTATION, CHOICE = "randperm", "multinomial"
+_NORMAL = ("normal.float_Tensor", "normal.Tensor_float", "normal.Tensor_Tensor")
+_LIMITS = {  # where operations that draw integers have their limits
+    "randint": slice(0, 1),
+    "randint.low": slice(0, 2),
+    "randint_like": slice(1, 2),
+    "randint_like.low_dtype": slice(1, 3),
+    "random_.from": slice(1, 3),
+    "random_.to": slice(1, 2),
+}
 
 # Operations that fill a tensor by one of the kernels that the runtime replaces.
 CONTROLLED = frozenset(
     ["bernoulli", "bernoulli.p", "bernoulli_.float", "bernoulli_.Tensor", "exponential_", CHOICE]
-    + ["normal_", "normal.float_float", "normal.float_Tensor", "normal.Tensor_float", "normal.Tensor_Tensor"]
-    + ["rand", "rand_like", "randn", "randn_like", "uniform_", PERMUTATION]
-    + ["randint", "randint.low", "randint_like", "randint_like.low_dtype", "random_.from", "random_.to"]
+    + ["normal_", "normal.float_float", *_NORMAL]
+    + ["rand", "rand_like", "randn", "randn_like", "uniform_", PERMUTATION, *_LIMITS]
 )
 
 
@@ -49,29 +58,44 @@ def draw_at(
 ) -> Draw:
     """Returns the draw of an operation that a network calls in `frame`."""
     names, name = names_of(model), operation.name().removeprefix("aten::")
-    module, made = module_of(frame, names) or model, tensors_of(result)
+    module, tensors = module_of(frame, names) or model, tensors_of(result)
+    dtype = tensors[0].dtype if tensors else None
     if name == CHOICE:  # draws a number for each chance
-        made = tensors_of(args[:1])
+        tensors = tensors_of(args[:1])
     return Draw(
         operation=name,
-        shape=tuple(made[0].shape) if made else (),
+        shape=tuple(tensors[0].shape) if tensors else (),
         place=place_of(frame, names, model),
         kind=class_name(type(module)),
-        fault=_fault(name, args, named),
+        fault=_fault(name, args, named, dtype),
     )
 
 
-def _fault(name: str, args: Arguments, named: Options) -> str:
+def _fault(name: str, args: Arguments, named: Options, dtype: torch.dtype | None) -> str:
     if named.get("generator") is not None or "generator" in name:
         return "it draws from a generator of the network's own"
-    several = isinstance(args[1], int) and args[1] > 1 if len(args) > 1 else False
-    if name == CHOICE and several and (args[2] if len(args) > 2 else named.get("replacement", False)):
+    draws_many = isinstance(args[1], int) and args[1] > 1 if len(args) > 1 else False
+    if name == CHOICE and draws_many and (args[2] if len(args) > 2 else named.get("replacement", False)):
         return "`multinomial` draws several with replacement in a kernel of torch's, which knows no samples"
-    if name in ("random_.from", "random_.to") and any(isinstance(each, Tensor) for each in args[1:]):
-        return "the limits of `random_` are tensors"
+    if name in _LIMITS:
+        return _fault_of_integers(name.partition(".")[0], (0, *args[_LIMITS[name]])[-2:], dtype)
+    if name in _NORMAL and dtype is not None and dtype.is_complex:
+        return "`normal` of a complex mean draws in a kernel of torch's, which knows no samples"
     return (
         "" if name in CONTROLLED else f"`{name.partition('.')[0]}` draws in a kernel of torch's, which knows no samples"
     )
+
+
+def _fault_of_integers(name: str, limits: Sequence[object], dtype: torch.dtype | None) -> str:
+    low, high = limits
+    if any(isinstance(limit, Tensor) for limit in limits):
+        return f"the limits of `{name}` are tensors"
+    if low is None or high is None:
+        return f"`{name}` has no upper limit"
+    if dtype == torch.bool:
+        return f"`{name}` draws integers as `torch.bool`"
+    is_wide = isinstance(low, int) and isinstance(high, int) and high - low > WIDEST_RANGE
+    return f"`{name}` draws integers of a range above 2**53" if is_wide else ""
 
 
 def classify(small: Sequence[Draw], large: Sequence[Draw], few: int, more: int) -> dict[str, Any]:
@@ -91,10 +115,12 @@ def classify(small: Sequence[Draw], large: Sequence[Draw], few: int, more: int) 
     of_module = {one.place.module: one.kind for one in small}
     return {
         "torch_draws": first,
-        "draws": tuple(kind for kind, found in kinds.items() if found != {SHARED}),
-        "shared_draws": tuple(kind for kind, found in kinds.items() if found == {SHARED}),
+        "draws": tuple(kind for kind, kind_dims in kinds.items() if kind_dims != {SHARED}),
+        "shared_draws": tuple(kind for kind, kind_dims in kinds.items() if kind_dims == {SHARED}),
         "draw_dims": tuple(
-            DrawDims(module=name, dims=tuple(found)) for name, found in dims.items() if kinds[of_module[name]] != {0}
+            DrawDims(module=name, dims=tuple(module_dims))
+            for name, module_dims in dims.items()
+            if kinds[of_module[name]] != {0}
         ),
     }
 
@@ -107,12 +133,12 @@ def _sample_dim(one: Draw, other: Draw, few: int, more: int) -> tuple[int, str]:
         return SHARED, ""
     if one.operation == PERMUTATION:
         return SHARED, "it orders the samples of a batch, of which no rank and no micro-batch has all"
-    grown = [dim for dim, sizes in enumerate(zip(one.shape, other.shape, strict=False)) if len(set(sizes)) > 1]
-    if len(one.shape) != len(other.shape) or len(grown) != 1:
+    growing_dims = [dim for dim, sizes in enumerate(zip(one.shape, other.shape, strict=False)) if len(set(sizes)) > 1]
+    if len(one.shape) != len(other.shape) or len(growing_dims) != 1:
         return SHARED, f"its shape {_shape_text(one)} grows to {_shape_text(other)} with {more} samples for {few}"
-    if one.shape[grown[0]] * more != other.shape[grown[0]] * few:
+    if one.shape[growing_dims[0]] * more != other.shape[growing_dims[0]] * few:
         return SHARED, f"its shape {_shape_text(one)} does not grow as the number of samples"
-    return grown[0], ""
+    return growing_dims[0], ""
 
 
 def _shape_text(draw: Draw) -> str:

@@ -8,28 +8,31 @@ Contract: names, parameters and hooks stay; results agree with the plain module 
 tool that torch needs to compile, a CompileError before the first step names it.
 
 Draws by sample (sample_draws.py): torch's compiler would draw by a generator of its own. Here each random operation of
-a graph becomes an operator, `dslc::draw`, which names its layer and its number within the graph. It fills the tensor as
-uncompiled code does, in the pass over the micro-batch in which the graph began. Another operator, `dslc::begin_draws`,
-notes that pass, so that the backward pass may draw again. Neither step nor sample are in the graph: nothing is compiled
-anew for them.
+a graph becomes an operator, `dslc::draw`, which names its layer and its number within the graph. It calls torch's own
+operation, as uncompiled code does, in the pass over the micro-batch in which the graph began. Another operator,
+`dslc::begin_draws`, notes that pass, so that the backward pass may draw again. Neither step nor sample are in the
+graph: nothing is compiled anew for them. The names of layers are: equal blocks that draw are compiled one by one.
 
 Limits: code that torch cannot compile runs as it is, between compiled parts; but not in what is recomputed and draws by
 sample, where torch ends the training. A second batch size (the last of an epoch, evaluation) is compiled once more, for
-any size; on the tensor axis each size is compiled, as torch (2.13) has no dynamic sizes for DTensors.
+any size; on the tensor axis each size is compiled, as torch (2.13) has no dynamic sizes for DTensors. A chance that is
+another number in each pass is compiled anew for each, until torch ends the training at `_VARIANTS`.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx.traceback import get_current_meta
 
 from dslc.compiler.trace.private_torch import (
     compile_graph,
@@ -38,7 +41,15 @@ from dslc.compiler.trace.private_torch import (
     has_cpp_compiler,
     has_triton,
 )
-from dslc.runtime.technique.sample_pass import ACTIVE, LAYER, LAYERS, DrawingLayer, SamplePass, current_pass
+from dslc.runtime.technique.sample_pass import (
+    ACTIVE,
+    LAYER,
+    LAYERS,
+    DrawingLayer,
+    SamplePass,
+    current_pass,
+    is_by_sample,
+)
 
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _VARIANTS = 16  # variants of one module: training or not, with gradients or not, sizes of a batch
@@ -54,12 +65,10 @@ def apply(
     device: torch.device,
     *,
     cut: bool = False,
-    by_sample: bool = False,
     recomputed: bool = False,
 ) -> None:
     """Has torch compile these modules of `model`, which will run on `device`, at their first call; `cut`: the tensor
-    axis cuts them; `by_sample`: they draw by sample; `recomputed`: and some run again within compiled code. Raises
-    CompileError.
+    axis cuts them; `recomputed`: some run again within compiled code. Raises CompileError.
     """
     if not modules:
         return
@@ -70,6 +79,7 @@ def apply(
     limits.recompile_limit = max(limits.recompile_limit, _VARIANTS * len(modules))
     limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, 2 * limits.recompile_limit)
     limits.fail_on_recompile_limit_hit = True
+    by_sample = any(map(is_by_sample, model.modules()))
     if by_sample:
         _draw_operators()
         # In what is recomputed a layer may say that it runs; the second pass has the layer's name in the graph.
@@ -79,7 +89,8 @@ def apply(
         module.forward = torch.compile(
             module.forward,
             dynamic=False if cut else None,
-            backend=_DrawingBackend(name) if by_sample else "inductor",
+            # Torch's cache of whole graphs is for its own compiler alone.
+            backend=_compile if by_sample and any(map(is_by_sample, module.modules())) else "inductor",
             # Torch would recompute what it cannot compile without the pass over the samples.
             fullgraph=by_sample and recomputed,
         )
@@ -113,7 +124,6 @@ def _text(what: str, remedy: str) -> str:
 # --------------------------------------------------------------------------------------------------- draws by sample
 
 _PASSES: dict[int, tuple[SamplePass, DrawingLayer | None]] = {}  # of a step, each with the layer that ran
-_COUNTS: dict[str, Counter[str]] = {}  # by graph: the draws of each layer, "" for the one that runs when it begins
 
 
 def forget_passes() -> None:
@@ -125,45 +135,54 @@ def forget_passes() -> None:
 def _draw_operators() -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
     """Returns `dslc::begin_draws` and `dslc::draw`, which torch's compiler calls as they are."""
 
-    def begin(graph: str) -> Tensor:
+    def begin(counts: str) -> Tensor:
         samples = current_pass()
         if samples is None or ACTIVE.samples is None:
             return torch.zeros(1, dtype=torch.int64)
         number = len(_PASSES) + 1
         _PASSES[number] = samples, ACTIVE.layer
-        for name, count in _COUNTS[graph].items():
-            ACTIVE.samples.draws[name or _name(ACTIVE.layer)] += count
+        for layer, count in json.loads(counts):
+            ACTIVE.samples.draws[_name(ACTIVE.layer) if layer is None else layer] += count
         return torch.full((1,), number)
 
-    def draw(begun: Tensor, like: Tensor, fill: str, numbers: Sequence[float], layer: str, number: int) -> Tensor:
+    def draw(
+        graph_pass: Tensor,
+        like: Tensor,
+        operation: str,
+        tensors: Sequence[Tensor],
+        numbers: Sequence[float],
+        integers: Sequence[int],
+        layer: str | None,
+        number: int,
+    ) -> Tensor:
         before = ACTIVE.samples, ACTIVE.layer
-        samples, running = _PASSES.get(int(begun), (None, None))
-        ACTIVE.layer = LAYERS[layer] if layer else running
+        samples, running = _PASSES.get(int(graph_pass), (None, None))
+        ACTIVE.layer = running if layer is None else LAYERS[layer]
         if samples is not None:
             name = _name(ACTIVE.layer)
             samples = replace(samples, draws=Counter({name: samples.draws[name] + number}))
         ACTIVE.samples = samples
         try:
-            return _filled(torch.empty_like(like), fill, numbers)
+            return _OPERATIONS[operation](torch.empty_like(like), *tensors, *numbers, *integers)
         finally:
             ACTIVE.samples, ACTIVE.layer = before
 
-    begin.__annotations__ = {"graph": str, "return": Tensor}
-    draw.__annotations__ = {
-        "begun": Tensor,
-        "like": Tensor,
-        "fill": str,
-        "numbers": Sequence[float],
-        "layer": str,
-        "number": int,
-        "return": Tensor,
-    }
     beginning = torch.library.custom_op(
-        "dslc::begin_draws", begin, mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
+        "dslc::begin_draws",
+        begin,
+        mutates_args=(),
+        schema="(str counts) -> Tensor",
+        tags=(torch.Tag.nondeterministic_seeded,),
     )
-    beginning.register_fake(lambda graph: torch.empty(1, dtype=torch.int64))
-    drawing = torch.library.custom_op("dslc::draw", draw, mutates_args=())
-    drawing.register_fake(lambda begun, like, fill, numbers, layer, number: torch.empty_like(like))
+    beginning.register_fake(lambda counts: torch.empty(1, dtype=torch.int64))
+    drawing = torch.library.custom_op(
+        "dslc::draw",
+        draw,
+        mutates_args=(),
+        schema="(Tensor graph_pass, Tensor like, str operation, Tensor[] tensors, float[] numbers, SymInt[] integers, "
+        "str? layer, int number) -> Tensor",
+    )
+    drawing.register_fake(lambda graph_pass, like, *_: torch.empty_like(like))
     return beginning, drawing
 
 
@@ -171,92 +190,93 @@ def _name(layer: DrawingLayer | None) -> str:
     return "" if layer is None else layer.name
 
 
-def _filled(out: Tensor, fill: str, numbers: Sequence[float]) -> Tensor:
-    match fill:
-        case "bernoulli":
-            return out.bernoulli_(*numbers)
-        case "uniform":
-            return out.uniform_(*numbers)
-        case "normal":
-            return out.normal_(*numbers)
-        case "exponential":
-            return out.exponential_(*numbers)
-        case "integers":
-            return out.random_(*map(int, numbers))
-    return torch.randperm(len(out), out=out)
+_OPERATIONS: Mapping[str, Callable[..., Tensor]] = {
+    "bernoulli": Tensor.bernoulli_,
+    "uniform": Tensor.uniform_,
+    "normal": Tensor.normal_,
+    "exponential": Tensor.exponential_,
+    "random": Tensor.random_,
+    "randperm": lambda out: torch.randperm(len(out), out=out),
+    # Torch checks the numbers of tensors.
+    "bernoulli of chances": lambda out, chances: out.bernoulli_(chances),
+    "normal of tensors": lambda out, mean, std: out.copy_(torch.normal(mean, std)),
+    "multinomial": lambda out, chances, count: out.copy_(torch.multinomial(chances, count)),
+}
 
 
-class _DrawingBackend:
-    """Compiles the graphs of a module, whose random operations draw by sample."""
-
-    def __init__(self, module: str) -> None:
-        self._module, self._graphs = module, 0
-
-    def __call__(self, graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        self._graphs += 1
-        name, before = f"{self._module}/{self._graphs}", ACTIVE.compiles
-        _COUNTS[name] = Counter()
-        ACTIVE.compiles = True
-        try:
-            return compile_graph(graph, inputs, _decompositions(), functools.partial(_number, name))
-        finally:
-            ACTIVE.compiles = before
+def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compiles a graph, whose random operations draw by sample: a backend of torch's compiler."""
+    before = ACTIVE.graph_draws
+    ACTIVE.graph_draws = counts = Counter[str | None]()
+    try:
+        return compile_graph(graph, inputs, _decompositions(), functools.partial(_begin_graph, counts))
+    finally:
+        ACTIVE.graph_draws = before
 
 
-def _number(name: str, graph: torch.fx.Graph) -> None:
-    """Gives the draws of a graph their layers and numbers, and begins it with a note of the pass."""
-    counts, begun = _COUNTS[name], None
-    for node in list(graph.nodes):
-        if node.target is not torch.ops.dslc.draw.default:
-            continue
-        if begun is None:
-            with graph.inserting_before(next(each for each in graph.nodes if each.op != "placeholder")):
-                begun = graph.call_function(torch.ops.dslc.begin_draws.default, (name,))
-            begun.meta["val"] = node.args[0].meta["val"]
-        layer = node.meta.get("custom", {}).get(LAYER, "")
-        node.args = (begun, *node.args[1:4], layer, counts[layer])
-        counts[layer] += 1
+def _begin_graph(counts: Counter[str | None], graph: torch.fx.Graph) -> None:
+    """Begins a graph with a note of the pass, which its draws take. Some draws may be gone, as nothing uses them."""
+    if not counts:
+        return
+    with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
+        note = graph.call_function(torch.ops.dslc.begin_draws.default, (json.dumps([*counts.items()]),))
+    values = (node.meta.get("val") for node in graph.nodes)
+    tensor = next(value for value in values if isinstance(value, Tensor))
+    note.meta["val"] = tensor.new_empty(1, dtype=torch.int64, device="cpu")
+    for node in graph.nodes:
+        if node.target is torch.ops.dslc.draw.default:
+            node.args = (note, *node.args[1:])
 
 
-def _draw(like: Tensor, fill: str, *numbers: float) -> Tensor:
-    """Returns a tensor that a kernel fills; `_number` completes the call."""
-    begun = torch.zeros(1, dtype=torch.int64)
-    made: Tensor = torch.ops.dslc.draw(begun, like, fill, [float(number) for number in numbers], "", 0)
-    return made
+def _draw(like: Tensor, operation: str, *arguments: Tensor | float) -> Tensor:
+    """Returns a tensor that an operation fills; its numbers count in the order in which the network draws."""
+    layer: str | None = get_current_meta().get("custom", {}).get(LAYER)
+    counts = ACTIVE.graph_draws
+    assert counts is not None
+    counts[layer] += 1
+    tensors = [value for value in arguments if isinstance(value, Tensor)]
+    scalars = [value for value in arguments if not isinstance(value, Tensor)]
+    takes_integers = operation in ("random", "multinomial")
+    numbers = [] if takes_integers else [float(value) for value in scalars]
+    graph_pass = torch.zeros(1, dtype=torch.int64)  # `_begin_graph` gives the graph's
+    filled: Tensor = torch.ops.dslc.draw(
+        graph_pass, like, operation, tensors, numbers, scalars if takes_integers else [], layer, counts[layer] - 1
+    )
+    return filled
 
 
 @functools.cache
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     """Returns what stands for torch's random operations in graphs: those that tracing knows (trace/draws.py)."""
     aten = torch.ops.aten
-    made: dict[Any, Callable[..., Any]] = {
+    decompositions: dict[Any, Callable[..., Any]] = {
         aten.native_dropout.default: _dropout,
         aten.native_dropout_backward.default: lambda gradient, mask, scale: (
             gradient * (mask.to(gradient.dtype) / (1 / scale))
         ),
         aten.bernoulli.default: _chances,
-        aten.bernoulli.Tensor: lambda x, chances, **_: _chances(chances.expand(x.shape)).to(x.dtype),
+        aten.bernoulli.Tensor: lambda x, chances, **_: _draw(x, "bernoulli of chances", chances),
         aten.bernoulli.p: lambda x, p=0.5, **_: _draw(x, "bernoulli", p),
         aten.uniform.default: lambda x, low=0.0, high=1.0, **_: _draw(x, "uniform", low, high),
         aten.exponential.default: lambda x, rate=1.0, **_: _draw(x, "exponential", rate),
         aten.normal_functional.default: lambda x, mean=0.0, std=1.0, **_: _draw(x, "normal", mean, std),
-        aten.random.to: lambda x, high, **_: _draw(x, "integers", 0, high),
-        getattr(aten.random, "from"): lambda x, low, high, **_: _draw(x, "integers", low, high),
+        aten.random.to: lambda x, high, **_: _draw(x, "random", 0, high),
+        getattr(aten.random, "from"): lambda x, low, high, **_: _draw(x, "random", low, high),
         aten.rand.default: lambda size, **how: _draw(_empty(size, how), "uniform", 0, 1),
         aten.randn.default: lambda size, **how: _draw(_empty(size, how), "normal", 0, 1),
         aten.rand_like.default: lambda x, **how: _draw(_like(x, how), "uniform", 0, 1),
         aten.randn_like.default: lambda x, **how: _draw(_like(x, how), "normal", 0, 1),
-        aten.randint.default: lambda high, size, **how: _draw(_empty(size, how, torch.int64), "integers", 0, high),
-        aten.randint.low: lambda low, high, size, **how: _draw(_empty(size, how, torch.int64), "integers", low, high),
-        aten.randint_like.default: lambda x, high, **how: _draw(_like(x, how), "integers", 0, high),
-        aten.randint_like.low_dtype: lambda x, low, high, **how: _draw(_like(x, how), "integers", low, high),
-        aten.randperm.default: lambda n, **how: _draw(_empty([n], how, torch.int64), "order"),
+        aten.randint.default: lambda high, size, **how: _draw(_empty(size, how, torch.int64), "random", 0, high),
+        aten.randint.low: lambda low, high, size, **how: _draw(_empty(size, how, torch.int64), "random", low, high),
+        aten.randint_like.default: lambda x, high, **how: _draw(_like(x, how), "random", 0, high),
+        aten.randint_like.low_dtype: lambda x, low, high, **how: _draw(_like(x, how), "random", low, high),
+        aten.randperm.default: lambda n, **how: _draw(_empty([n], how, torch.int64), "randperm"),
         aten.normal.float_float: lambda mean, std, size, **how: _draw(_empty(size, how), "normal", mean, std),
         aten.multinomial.default: _choose,
     }
     for name in ("Tensor_float", "float_Tensor", "Tensor_Tensor"):
-        made[getattr(aten.normal, name)] = _normal
-    return made
+        decompositions[getattr(aten.normal, name)] = _normal
+    return decompositions
 
 
 def _empty(size: Sequence[int], how: dict[str, Any], dtype: torch.dtype | None = None) -> Tensor:
@@ -277,19 +297,18 @@ def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
 
 
 def _chances(chances: Tensor, **_: object) -> Tensor:
-    even = _draw(torch.empty_like(chances, dtype=torch.float32), "uniform", 0, 1)
-    return (even < chances).to(chances.dtype)
+    return _draw(chances, "bernoulli of chances", chances)
 
 
 def _normal(mean: Tensor | float, std: Tensor | float = 1.0, **_: object) -> Tensor:
-    tensors = [each for each in (mean, std) if isinstance(each, Tensor)]
-    like = tensors[0] if len(tensors) == 1 else torch.broadcast_tensors(*tensors)[0]
-    return _draw(torch.empty(like.shape, dtype=like.dtype, device=like.device), "normal", 0, 1) * std + mean
+    tensors = [value for value in (mean, std) if isinstance(value, Tensor)]
+    like = torch.broadcast_tensors(*tensors)[0]
+    return _draw(torch.empty_like(like, memory_format=torch.contiguous_format), "normal of tensors", mean, std)
 
 
 def _choose(chances: Tensor, count: int, replacement: bool = False, **_: object) -> Tensor:
     if replacement and count > 1:
         result: Tensor = NotImplemented  # torch's kernel, of which W0608 tells
         return result
-    quotients = chances / _draw(chances, "exponential", 1)
-    return quotients.argmax(-1, keepdim=True) if count == 1 else quotients.topk(count, -1).indices
+    shape = (*chances.shape[:-1], count)
+    return _draw(chances.new_empty(shape, dtype=torch.int64), "multinomial", chances, count)

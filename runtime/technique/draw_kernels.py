@@ -28,14 +28,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dslc.compiler.ir.steps import SHARED
+from dslc.compiler.ir.steps import SHARED, WIDEST_RANGE
 from dslc.runtime.technique import philox, philox_tensors
 from dslc.runtime.technique.sample_pass import ACTIVE, Buffer, DrawingLayer, SamplePass
 
 Fill = Callable[[philox.Array, int, int], None]  # fills an array from a key's place on
 FillTensor = Callable[[Tensor, int, int], None]
 
-_RANGE = 1 << 53  # of integers, at most, as torch has it of tensors of floats
 _UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}  # by bytes
 
 
@@ -93,13 +92,28 @@ def _active(tensor: Tensor, *, by_torch: bool = False) -> tuple[SamplePass, Draw
 
 
 def _is_left_to_torch(name: str, tensor: Tensor, args: tuple[float | None, ...]) -> bool:
-    """True if torch has no such numbers of the tensor's dtype, and says so; or of integers of a wider range."""
+    """True if torch raises, as there are no such numbers; or draws what compiler/trace/draws.py excludes."""
     if name.startswith("random_"):
         low, high = (0, *args)[-2:]
-        return low is None or high is None or not low < high <= low + _RANGE or tensor.dtype == torch.bool
-    if name in ("bernoulli_.float", "exponential_"):
-        return tensor.is_complex() or (name == "exponential_" and not tensor.is_floating_point())
-    return not (tensor.is_floating_point() or tensor.is_complex())
+        if low is None or high is None or not low < high <= low + WIDEST_RANGE or tensor.dtype == torch.bool:
+            return True
+        limits = None if tensor.is_floating_point() or tensor.is_complex() else torch.iinfo(tensor.dtype)
+        return limits is not None and not limits.min <= low < high <= limits.max + 1
+    if name == "bernoulli_.float":
+        (chance,) = args or (0.5,)
+        return tensor.is_complex() or chance is None or not 0 <= chance <= 1
+    if name == "exponential_":
+        (rate,) = args or (1.0,)
+        return not tensor.is_floating_point() or rate is None or not rate > 0
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return True
+    first, second = args[0] if args else 0.0, args[1] if len(args) > 1 else 1.0
+    if first is None or second is None:
+        return True
+    if name == "normal_":
+        return not second >= 0
+    limit = torch.finfo(tensor.dtype).max
+    return not -limit <= first <= second <= limit or second - first > limit
 
 
 def _place_of_samples(tensor: Tensor, samples: SamplePass, layer: DrawingLayer, number: int) -> tuple[Tensor, int, int]:
@@ -302,7 +316,7 @@ def _attention_kernel(original: Any) -> Callable[..., Tensor]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        is_by_sample = dropout_p > 0 and (ACTIVE.compiles or _active(query) is not None)
+        is_by_sample = dropout_p > 0 and (ACTIVE.graph_draws is not None or _active(query) is not None)
         with sdpa_kernel(SDPBackend.MATH) if is_by_sample else contextlib.nullcontext():
             result: Tensor = original.call_boxed(
                 keys, query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -315,9 +329,18 @@ def _attention_kernel(original: Any) -> Callable[..., Tensor]:
 # ------------------------------------------------------------------------------------------------------- any device
 
 
+def _has_fault(faults: Tensor) -> bool:
+    """True if torch would raise because of a number of a tensor; on CPUs alone, as none waits for a GPU."""
+    return faults.device.type == "cpu" and bool(faults.any())
+
+
 def _chances_kernel(original: Any) -> Callable[..., Tensor]:
     def kernel(keys: object, tensor: Tensor, chances: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        if _active(tensor, by_torch=generator is not None or tensor.is_complex()) is None:
+        if (
+            _active(tensor, by_torch=generator is not None or tensor.is_complex()) is None
+            or chances.is_complex()
+            or _has_fault((chances < 0) | (chances > 1) | chances.isnan())
+        ):
             result: Tensor = original.call_boxed(keys, tensor, chances, generator=generator)
             return result
         return tensor.copy_(torch.empty_like(tensor, dtype=torch.float32).uniform_() < chances)
@@ -333,12 +356,16 @@ def _normal_kernel(original: Any) -> Callable[..., Tensor]:
         *,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        tensors = [each for each in (mean, std) if isinstance(each, Tensor)]
+        tensors = [value for value in (mean, std) if isinstance(value, Tensor)]
         like = tensors[0] if len(tensors) == 1 else torch.broadcast_tensors(*tensors)[0]
-        if _active(like, by_torch=generator is not None or like.is_complex()) is None:
+        if (
+            _active(like, by_torch=generator is not None or any(map(torch.is_complex, tensors))) is None
+            or (not isinstance(std, Tensor) and not std >= 0)
+            or (isinstance(std, Tensor) and _has_fault(~(std >= 0)))
+        ):
             result: Tensor = original.call_boxed(keys, mean, std, generator=generator)
             return result
-        return torch.empty(like.shape, dtype=like.dtype, device=like.device).normal_() * std + mean
+        return torch.empty(like.shape, dtype=like.dtype, device=like.device).normal_().mul_(std).add_(mean)
 
     return kernel
 

@@ -33,7 +33,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from dslc.compiler.ir.program import RecomputeStep
 from dslc.compiler.trace.private_torch import ATTENTION, AnyDropout, overloads_of, own_buffers
 from dslc.runtime.model.documents import Documents, documents_of
-from dslc.runtime.technique import sample_draws, sample_pass
+from dslc.runtime.technique import sample_pass
 
 Context: TypeAlias = contextlib.AbstractContextManager[object]
 Contexts = Callable[[], tuple[Context, Context]]  # of the first pass and of the second
@@ -56,7 +56,7 @@ def _recomputing(module: nn.Module, *, selective: bool) -> Callable[..., object]
     contexts = functools.partial(create_selective_checkpoint_contexts, _policy) if selective else noop_context_fn
     # The compiler takes no other contexts; what Python and numpy draw are constants or inputs of its graphs.
     compiled = options | ({"context_fn": contexts} if selective else {})
-    by_sample = any(map(sample_draws.is_by_sample, module.modules()))
+    by_sample = any(map(sample_pass.is_by_sample, module.modules()))
     if options["preserve_rng_state"]:  # torch preserves its own generators alone
         contexts = functools.partial(_drawing_alike, contexts)
     if by_sample:
@@ -94,7 +94,7 @@ def _casting_anew() -> Iterator[None]:
 def draws_numbers(module: nn.Module) -> bool:
     """True if a forward pass of the module may draw random numbers of a generator, judged by its submodules."""
     for part in module.modules():
-        if sample_draws.is_by_sample(part) and isinstance(part, AnyDropout):
+        if sample_pass.is_by_sample(part) and isinstance(part, AnyDropout):
             continue
         if isinstance(part, AnyDropout | nn.RNNBase | nn.MultiheadAttention):
             rate = part.p if isinstance(part, AnyDropout) else part.dropout

@@ -41,10 +41,16 @@ from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.data.sampler import sizes_of, steps_per_epoch
 from dslc.runtime.technique import compiling
 from dslc.runtime.technique.draw_kernels import replace_kernels
-from dslc.runtime.technique.sample_pass import ACTIVE, LAYER, LAYERS, DrawingLayer, DrawPiece, Places, SamplePass
-
-_MARK = "_dslc_draws_by_sample"
-
+from dslc.runtime.technique.sample_pass import (
+    ACTIVE,
+    LAYER,
+    LAYERS,
+    DrawingLayer,
+    DrawPiece,
+    Places,
+    SamplePass,
+    mark_by_sample,
+)
 
 # ------------------------------------------------------------------------------------------------------- the layers
 
@@ -85,23 +91,23 @@ def apply(
             forward = _without_cudnn(forward)
         module.forward = DrawingForward(forward, layer)
         LAYERS[name] = layer
-        vars(module)[_MARK] = True
+        mark_by_sample(module)
 
 
 def _pieces_of(
     step: DrawStep, name: str, coordinates: Mapping[str, int], sizes: Mapping[str, int]
 ) -> dict[int, DrawPiece]:
     """Returns this rank's pieces of the draws of a module, by their numbers in a pass."""
-    found: dict[int, DrawPiece] = {}
+    pieces: dict[int, DrawPiece] = {}
     for axis, cuts in (("tensor", step.tensor), ("context", step.context)):
         for cut in cuts:
             if cut.module != name:
                 continue
-            piece = found.get(cut.number) or DrawPiece(shape=cut.shape, places=tuple(map(np.arange, cut.shape)))
+            piece = pieces.get(cut.number) or DrawPiece(shape=cut.shape, places=tuple(map(np.arange, cut.shape)))
             places = [*piece.places]
             places[cut.dim] = np.intersect1d(places[cut.dim], _places(cut, coordinates[axis], sizes[axis]))
-            found[cut.number] = replace(piece, places=tuple(places), columns=piece.columns or cut.columns)
-    return found
+            pieces[cut.number] = replace(piece, places=tuple(places), columns=piece.columns or cut.columns)
+    return pieces
 
 
 def _places(cut: CutDraw, number: int, ranks: int) -> Places:
@@ -143,11 +149,6 @@ def _without_cudnn(forward: Callable[..., object]) -> Callable[..., object]:
             return forward(*args, **kwargs)
 
     return run
-
-
-def is_by_sample(module: nn.Module) -> bool:
-    """True if the module itself draws by sample, whatever has replaced its `forward` since."""
-    return _MARK in vars(module)
 
 
 # ------------------------------------------------------------------------------------------------------- the passes

@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dslc.compiler.ir.steps import SHARED
 from dslc.runtime.technique import philox
@@ -90,14 +90,29 @@ class DrawingLayer:
 class _Active(threading.local):
     """The pass and the layer that run in this thread."""
 
-    samples: SamplePass | None = None
-    layer: DrawingLayer | None = None
-    compiles: bool = False  # torch makes compiled code, in which draws go by sample
+    def __init__(self) -> None:  # in each thread: compiled code asks whether the names exist
+        self.samples: SamplePass | None = None
+        self.layer: DrawingLayer | None = None
+        # Of the graph that torch compiles: the draws of each layer by name, of None for the layer that runs the graph.
+        self.graph_draws: Counter[str | None] | None = None
 
 
 ACTIVE = _Active()
 LAYER = "dslc_layer"  # the annotation of an operation in a graph of torch's compiler: the name of its layer
 LAYERS: dict[str, DrawingLayer] = {}  # of this process, by name
+
+
+_MARK = "_dslc_draws_by_sample"
+
+
+def mark_by_sample(module: nn.Module) -> None:
+    """Marks a module that draws by sample."""
+    vars(module)[_MARK] = True
+
+
+def is_by_sample(module: nn.Module) -> bool:
+    """True if the module itself draws by sample, whatever has replaced its `forward` since."""
+    return _MARK in vars(module)
 
 
 def current_layer() -> DrawingLayer | None:

@@ -24,6 +24,7 @@ log   {{ every = 1 step }}
 GPT2 = """{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": 2, "n_head": 2, "n_embd": 16,
 "n_positions": 16, "vocab_size": 256, "bos_token_id": 0, "eos_token_id": 0}"""
 NETWORKS = {
+    "layers": ("[flatten(), linear(32), dropout(0.3), linear(10)]", "digits()"),
     "gpt": ("gpt(layers = 2, width = 16, heads = 2, context = 16, vocab = 256, dropout = 0.1)", "stdlib()"),
     "vit": ("vit(layers = 2, width = 16, heads = 2, patch = 2, dropout = 0.1)", "digits()"),
     "own": ('python("own_draws:network")', "stdlib(context = 16)"),
@@ -70,6 +71,7 @@ PLANS = [
         "own",
         (TWO, "train.compile=true", "parallelism.microbatches=2", "parallelism.zero=3"),
     ),
+    ("layers", (TWO, "train.compile=true", "parallelism.pipeline=2", "parallelism.microbatches=2")),
     ("vit", DATA),
     ("vit", PIPELINE),
     ("own", DATA),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,7 @@ OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "normal of a mean": lambda x: torch.normal(x, 0.5),
     "normal of a deviation": lambda x: torch.normal(1.0, x),
     "normal of both": lambda x: torch.normal(x, x[:, :1]),
+    "normal of two dtypes": lambda x: torch.normal(x, x.double()),
     "alpha_dropout": lambda x: F.alpha_dropout(x, 0.5, training=True),
     "along the second dim": lambda x: F.dropout(x.T.contiguous(), 0.5).T,
     "the samples' channels": lambda x: F.dropout1d(x[:, :, None], 0.5),
@@ -182,8 +184,39 @@ def test_each_operation_draws_by_sample_or_the_same_for_all(name: str) -> None:
         return made
 
     whole, pieces = drawn(0, 4), [drawn(0, 2), drawn(2, 2)]
+    assert whole.dtype == draw(chances).dtype
     assert all(torch.equal(piece, whole) for piece in pieces) if is_shared else torch.equal(torch.cat(pieces), whole)
     assert not torch.equal(drawn(0, 4, step=4), whole)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: torch.bernoulli(x.log()),
+        lambda x: torch.bernoulli(x * torch.nan),
+        lambda x: x.bernoulli_(1.5),
+        lambda x: x.uniform_(2, 1),
+        lambda x: x.normal_(0, -1),
+        lambda x: x.exponential_(-1),
+        lambda x: x.byte().random_(256 + 1),
+        lambda x: torch.normal(x, -1.0),
+        lambda x: torch.normal(0.0, -x),
+        lambda x: torch.normal(x, x * torch.nan),
+        lambda x: torch.multinomial(0 * x, 1),
+    ],
+)
+def test_what_torch_refuses_to_draw_is_refused(draw: Callable[[Tensor], Tensor]) -> None:
+    draw_kernels.replace_kernels("cpu")
+    messages = []
+    for samples in (None, SamplePass(seed=1, step=3, first=0, samples=4)):
+        ACTIVE.samples, ACTIVE.layer = samples, DrawingLayer(name="layer")
+        try:
+            with pytest.raises(RuntimeError) as error:
+                draw(torch.full((4, 2), 0.5))
+        finally:
+            ACTIVE.samples = ACTIVE.layer = None
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
 
 
 @pytest.mark.parametrize("input", [torch.ones(8, 4, 8), torch.ones(4, 8, 8).transpose(0, 1)])
@@ -266,7 +299,63 @@ class Compiled(nn.Module):
         return masked
 
 
-@pytest.mark.parametrize("case", ["", "breaks", "full", pytest.param("selective", marks=pytest.mark.slow)])
+class CompiledRoot(nn.Module):
+    def forward(self, x: Tensor) -> list[Tensor]:
+        torch.rand(len(x), 3)  # unused: the next draws keep their numbers
+        return [
+            F.dropout(x, 0.5),
+            torch.randint(2**60, 2**60 + 5, (len(x), 2)),
+            torch.normal(x, x.double()),
+            torch.bernoulli(x),
+            torch.multinomial(x, 2),
+        ]
+
+
+def test_a_compiled_network_draws_what_plain_code_draws_and_refuses_what_torch_refuses() -> None:
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    chances = torch.rand(4, 6, generator=torch.Generator().manual_seed(0))
+    models, outputs = [CompiledRoot(), CompiledRoot()], []
+    for model in models:
+        sample_draws.apply(DrawStep(kinds=(class_name(CompiledRoot),)), model, AXES, AXES, CPU)
+    compiling.apply(("",), models[1], CPU)
+
+    def run(model: nn.Module, first: int, input: Tensor) -> list[Tensor]:
+        ACTIVE.samples = SamplePass(seed=1, step=3, first=first, samples=4)
+        try:
+            drawn: list[Tensor] = model(input)
+            return drawn
+        finally:
+            ACTIVE.samples = None
+
+    for model in models:
+        with ThreadPoolExecutor(1) as thread:  # a new one, in which nothing has drawn
+            outputs.append(
+                [tensor for first in (0, 4) for tensor in thread.submit(run, model, first, chances).result()]
+            )
+        with pytest.raises(RuntimeError, match="sum of probabilities"):
+            run(model, 0, torch.zeros_like(chances))
+    for plain, compiled in zip(*outputs, strict=True):
+        torch.testing.assert_close(compiled, plain, rtol=0, atol=0)
+    assert counters["stats"]["unique_graphs"] == 1, "compiled again"
+
+
+def test_equal_blocks_that_draw_nothing_are_compiled_once() -> None:
+    from torch._dynamo.utils import counters
+
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4)) for _ in range(3)], nn.Dropout(0.5))
+    sample_draws.apply(DrawStep(), model, AXES, AXES, CPU)
+    compiling.apply(("0", "1", "2"), model, CPU)
+    counters.clear()
+    with torch.no_grad():
+        model(torch.ones(4, 4))
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize(
+    "case", ["", *(pytest.param(name, marks=pytest.mark.slow) for name in ("breaks", "full", "selective"))]
+)
 def test_compiled_code_draws_what_plain_code_draws(tmp_path: Path, case: Any) -> None:
     """Each pass has masks of its own, and nothing is compiled again for a step or a sample."""
     from torch._dynamo.utils import counters
@@ -281,7 +370,7 @@ def test_compiled_code_draws_what_plain_code_draws(tmp_path: Path, case: Any) ->
         if case in ("full", "selective"):
             recompute.apply(RecomputeStep(kind=case, modules=("0",)), model)
         if model is not plain:
-            compiling.apply(("0",), model, CPU, by_sample=True, recomputed=case in ("full", "selective"))
+            compiling.apply(("0",), model, CPU, recomputed=case in ("full", "selective"))
         passes = draws(tmp_path, 2)
         for step in (3, 4):
             passes.begin(StepBatch([], 8, 0, step))
