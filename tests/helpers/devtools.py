@@ -93,8 +93,16 @@ class Browser:
 
     def evaluate_in_frame(self, expression: str, condition: str = "true") -> Any:
         """Returns the value of an expression in the page's only frame, once a condition is true there. Its origin may
-        be another than that of the page.
+        be another than that of the page. A frame that loads another document meanwhile is asked again.
         """
+        while True:
+            try:
+                return self._evaluate_in_document(expression, condition)
+            except AssertionError as error:
+                if "context" not in str(error):
+                    raise
+
+    def _evaluate_in_document(self, expression: str, condition: str) -> Any:
         (frame,) = self._send("Page.getFrameTree", self._session)["frameTree"]["childFrames"]
         world = self._send("Page.createIsolatedWorld", self._session, frameId=frame["frame"]["id"])[
             "executionContextId"
