@@ -38,7 +38,7 @@ class ChildAnswer(TypedDict, total=False):
     status: int  # with which a child without an answer ended
 
 
-class Watch(Protocol):
+class TrialObserver(Protocol):
     """Observes the children of `in_child`, and is given their answers."""
 
     def wrap(self, work: Callable[[], object]) -> Callable[[], object]:
@@ -48,11 +48,11 @@ class Watch(Protocol):
         """Returns the answer to `work`, from the answer to the wrapped work."""
 
 
-_watches: list[Watch] = []
+_watches: list[TrialObserver] = []
 
 
 @contextlib.contextmanager
-def watched_by(watch: Watch) -> Iterator[None]:
+def watched_by(watch: TrialObserver) -> Iterator[None]:
     """Makes `watch` observe the children while the context lasts."""
     _watches.append(watch)
     try:

@@ -1,11 +1,11 @@
 """Keeps what the trials of a job's own code told, in the user's cache, for the next time that everything is the same.
 
 Model: one entry holds the facts of all trials of a job (`trace_facts`), if none of them had anything to report. Its
-name is a digest of the whole job, of what its data told without trials, of the current folder, of the files of weights
-and the network's configuration, which no child looks for, and of all that trace_cache.py names beside them: versions,
-dslc's own code, modules in reach, settings of libraries. In it are the
-files, folders and variables that any of the trials looked at (dependency_recorder.py). It is taken only if files have
-the same content, folders the same names and variables the same values. A hit forks nothing and imports no torch.
+name is a digest of the whole job, of what its data told without trials, and of the current folder. Files of weights and
+the network's configuration count too, as no child looks for them, and all that trace_cache.py names: versions, dslc's
+own code, modules in reach, settings of libraries. The entry lists the files, folders and variables that any of the
+trials looked at (dependency_recorder.py). It is taken only if files have the same content, folders the same names and
+variables the same values. A hit forks nothing and imports no torch.
 
 Contract: cached facts equal the facts that trials would find. A job without a user's code has no entry. All trials are
 done each time if one of them prints, warns, fails, starts a process, writes a file, opens a connection or leaves

@@ -166,10 +166,8 @@ class Documents:
         dropout: float = 0.0,
     ) -> Tensor:
         """Returns attention within documents; all are (batch, heads, length, head_dim)."""
+        query, key, value = cast_operands(query, key, value)
         device = query.device.type
-        if torch.is_autocast_enabled(device):
-            low = torch.get_autocast_dtype(device)
-            query, key, value = query.to(low), key.to(low), value.to(low)
         if not self._is_masked and dropout == 0 and query.shape[-1] == value.shape[-1]:
             longest = max(document.length for document in self.now.ranges)
             if device == "cpu" and (window is None or window >= longest):
@@ -341,6 +339,15 @@ def recorded_places(tokens: Tensor) -> Tensor:
         places: Tensor = handle_torch_function(recorded_places, (tokens,), tokens)
         return places
     return torch.zeros_like(tokens)
+
+
+def cast_operands(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns operands as autocast would pass them to torch's attention."""
+    device = query.device.type
+    if not torch.is_autocast_enabled(device):
+        return query, key, value
+    low = torch.get_autocast_dtype(device)
+    return query.to(low), key.to(low), value.to(low)
 
 
 def recorded_attention(

@@ -32,7 +32,7 @@ from dslc.compiler.ir.program import JobProgram
 from dslc.compiler.trace.private_torch import gather_with_gradient
 from dslc.compiler.trace.structures import map_tensors, tensors
 from dslc.runtime.model import llama_modules
-from dslc.runtime.model.documents import Documents, documents_of, see
+from dslc.runtime.model.documents import Documents, cast_operands, documents_of, see
 from dslc.runtime.model.llama_modules import GroupedAttention
 from dslc.runtime.model.losses import AnswerPieces
 from dslc.runtime.model.modules import Attention, PositionalEmbedding
@@ -203,10 +203,7 @@ def attend_in_documents(
     documents: Documents,
 ) -> Tensor:
     """Returns the attention within documents for this rank's queries, which see the keys of all pieces."""
-    kind = query.device.type
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    query, key, value = cast_operands(query, key, value)
     first, own = number * query.shape[2], query.shape[2]
     keys, values = _of_all_pieces(key, value, group)
     if is_causal:

@@ -9,9 +9,9 @@ Contract: the training stays as it is: no update, the state of the model and of 
 step runs compiled code, whatever the times. All ranks do equally many passes. Rank 0 warns once. Afterwards a step
 calls one function more.
 
-Limits: not timed are GPUs, where passes without compiled code may take more memory than there is, pipelines, whose
-ranks have other stages, exchanges other than the exact sum, steps of the user's own, large networks of the user's own,
-optimizers with a closure, and runs that are profiled or observed.
+Limits: these are not timed: GPUs, where passes without compiled code may take more memory than there is; pipelines,
+whose ranks have other stages; exchanges other than the exact sum; steps of the user's own; large networks of the user's
+own; optimizers with a closure. Nor are runs that are profiled or observed.
 """
 
 from __future__ import annotations

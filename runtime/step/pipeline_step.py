@@ -37,7 +37,7 @@ from dslc.runtime.step.stepper import (
     global_count,
     own_count,
     share_of_mean,
-    updater,
+    step_with,
 )
 from dslc.runtime.technique.chunked_head import set_targets
 from dslc.runtime.technique.precision import autocast
@@ -48,14 +48,7 @@ def stepper(
     job: JobProgram, place: RankPlace, parts: TrainingComponents, looks: StepCallbacks = UNSEEN
 ) -> Callable[[StepBatch], StepResult]:
     """Returns the function that does one step."""
-    run_passes, update = looks.passes(passes(job, place, parts)), updater(job, parts, looks)
-
-    def step(batch: StepBatch) -> StepResult:
-        total, number = run_passes(batch, looks.loss)
-        looks.between(batch, total, number)
-        return StepResult(total, number, update())
-
-    return step
+    return step_with(passes(job, place, parts), job, parts, looks)
 
 
 def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Passes:

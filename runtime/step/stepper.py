@@ -89,7 +89,14 @@ def stepper(
     job: JobProgram, place: RankPlace, parts: TrainingComponents, looks: StepCallbacks = UNSEEN
 ) -> Callable[[StepBatch], StepResult]:
     """Returns the function that does one step."""
-    run_passes, update = looks.passes(passes(job, place, parts)), updater(job, parts, looks)
+    return step_with(passes(job, place, parts), job, parts, looks)
+
+
+def step_with(
+    own_passes: Passes, job: JobProgram, parts: TrainingComponents, looks: StepCallbacks
+) -> Callable[[StepBatch], StepResult]:
+    """Returns the function that does one step: these passes, and the update."""
+    run_passes, update = looks.passes(own_passes), updater(job, parts, looks)
 
     def step(batch: StepBatch) -> StepResult:
         total, number = run_passes(batch, looks.loss)

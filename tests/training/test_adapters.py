@@ -58,15 +58,8 @@ def job(folder: Path, text: str = JOB) -> Path:
     return path
 
 
-def plain(folder: Path, steps: int, batch: int) -> tuple[list[float], Any]:
-    """Returns the losses of a plain loop with peft, and its model."""
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
-    base = AutoModelForCausalLM.from_pretrained(folder / "saved")
-    layers = r".*\.(q_proj|o_proj)|model\.layers\.0\.mlp\..*_proj"
-    model = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=layers, modules_to_save=["lm_head"]))
-    begin_adapters(model)
+def train_plainly(model: Any, steps: int, batch: int) -> list[float]:
+    """Trains what of a model trains in a plain loop, and returns the losses."""
     model.train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-2)
@@ -81,7 +74,19 @@ def plain(folder: Path, steps: int, batch: int) -> tuple[list[float], Any]:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    return losses, model
+    return losses
+
+
+def plain(folder: Path, steps: int, batch: int) -> tuple[list[float], Any]:
+    """Returns the losses of a plain loop with peft, and its model."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(folder / "saved")
+    layers = r".*\.(q_proj|o_proj)|model\.layers\.0\.mlp\..*_proj"
+    model = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=layers, modules_to_save=["lm_head"]))
+    begin_adapters(model)
+    return train_plainly(model, steps, batch), model
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from helpers.launcher import Launcher
 from helpers.tiny_llama import begin_adapters, save_mixtral
 from helpers.trained import Trained, agree, exchanges_as_planned, train_job
 from safetensors.torch import load_file
+from test_adapters import ADAM, job, train_plainly
 
 from dslc.main import main
 
@@ -43,7 +44,6 @@ PLANS = {
     "expert, zero 2": (*FOUR, *AXIS, "parallelism.zero=2", "parallelism.microbatches=2", "memory.recompute=full"),
     "expert, pipeline": (*FOUR, *AXIS, "parallelism.pipeline=2", "parallelism.microbatches=2"),
 }
-ADAM = 0.05 * 1e-2 * 4  # the tolerance of parameters after 4 steps of Adam at this rate
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +52,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_mixtral(folder / "saved")
     (folder / "sentences.py").write_text(SENTENCES)
     return folder
-
-
-def job(folder: Path, text: str = JOB) -> Path:
-    path = folder / f"job{len(list(folder.glob('*.plt')))}.plt"
-    path.write_text(text)
-    return path
 
 
 def train_with_peft(folder: Path, modules: list[str], parameters: Iterable[str]) -> tuple[list[float], Any]:
@@ -69,25 +63,12 @@ def train_with_peft(folder: Path, modules: list[str], parameters: Iterable[str])
     stacks = [f"mlp.{name}" for name in parameters]
     model = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=modules, target_parameters=stacks))
     begin_adapters(model)
-    model.train()
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-2)
-    space: dict[str, Any] = {}
-    exec(SENTENCES, space)
-    samples, losses = space["Sentences"](), []
-    for step in range(4):
-        tokens, targets = (torch.stack(part) for part in zip(*(samples[step * 8 + n] for n in range(8)), strict=True))
-        loss = torch.nn.functional.cross_entropy(model(tokens).logits.flatten(0, 1), targets.flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses, model
+    return train_plainly(model, 4, 8), model
 
 
 @pytest.fixture(scope="module")
 def one_rank(folder: Path, launcher: Launcher) -> Trained:
-    return train_job(launcher, job(folder))
+    return train_job(launcher, job(folder, JOB))
 
 
 def compare_with_peft(trained: Trained, losses: list[float], model: Any) -> None:
@@ -104,7 +85,7 @@ def test_a_job_trains_as_a_plain_loop_with_peft(folder: Path, launcher: Launcher
     assert sum(parameter.requires_grad for parameter in model.parameters()) == 2 * 2 * (1 + 2)
     compare_with_peft(one_rank, losses, model)
     resumed = train_job(
-        launcher, job(folder), f'checkpoint.resume="{one_rank.folder}/checkpoints/step-00000002"', *PLANS["expert"]
+        launcher, job(folder, JOB), f'checkpoint.resume="{one_rank.folder}/checkpoints/step-00000002"', *PLANS["expert"]
     )
     np.testing.assert_allclose(resumed.losses(), one_rank.losses()[2:], rtol=0, atol=1e-5)
 
@@ -118,7 +99,7 @@ def test_one_stack_alone_trains_as_a_plain_loop_does(folder: Path, launcher: Lau
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*PLANS])
 def test_every_plan_trains_as_one_rank_does(launcher: Launcher, folder: Path, one_rank: Trained, name: str) -> None:
-    agree(one_rank, train_job(launcher, job(folder), *PLANS[name]), weights=ADAM)
+    agree(one_rank, train_job(launcher, job(folder, JOB), *PLANS[name]), weights=ADAM)
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ def _of_network(job: JobSpec, model: ModelGraph | None) -> Iterator[Reason]:
 def _of_plan(job: JobSpec) -> Iterator[Reason]:
     if job.train.compile and job.memory.recompute == "selective":
         yield (
-            "`selective` keeps results whose memory compiled code around attention uses again",
+            "`recompute = selective` keeps results, and compiled code around attention changes their memory",
             job.memory.value_span("recompute"),
             remedy(set_field("memory.recompute", "full"), ", or ", set_field("train.compile", "false")),
         )
