@@ -65,12 +65,10 @@ def expected_phases(estimate: Estimate | None) -> p.StepPhases | None:
 
 
 def places(plan: PlanGraph) -> tuple[p.RankPlace, ...]:
-    """Returns the place of each rank."""
     return tuple(place(plan, rank) for rank in range(plan.one(Devices).count))
 
 
 def place(plan: PlanGraph, rank: int) -> p.RankPlace:
-    """Returns the place of one rank."""
     devices = plan.one(Devices)
     node, local_rank = divmod(rank, devices.processes)
     coordinates = {axis.name: rank // axis.stride % axis.size for axis in devices.axes}

@@ -75,7 +75,6 @@ class BisectedSide:
     revision: ExportedRevision | None = None  # has the modules that it imports
 
     def imports(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context in which this side's modules are imported."""
         return self.revision.imports() if self.revision is not None else contextlib.nullcontext()
 
 
@@ -193,7 +192,6 @@ def _observed(loaded: LoadResult) -> LoadResult:
 
 
 def single_process(side: BisectedSide) -> Ready:
-    """Returns the job of a side in one process."""
     if side.ready is None:
         raise CommandFailedError(f"{side.name} is a recording: name another one to compare it with")
     job = side.ready.loaded.job

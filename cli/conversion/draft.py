@@ -70,7 +70,6 @@ class Draft:
         self.settings.pop(path, None)
 
     def verdicts_of(self, outcome: str) -> Iterable[tuple[str, KeyVerdict]]:
-        """Yields the file and the verdict of each key with this outcome."""
         for name, verdicts in self.verdicts.items():
             yield from ((name, verdict) for verdict in verdicts if verdict.outcome == outcome)
 

@@ -48,7 +48,6 @@ class CheckedText(Record):
 
 
 def check_text(path: str, text: str) -> CheckedText:
-    """Checks a text as if it were the file at `path`."""
     analyses: list[Analysis] = []
     report, _ = check_one(path, [], text=text, then=lambda analysis, _: analyses.append(analysis))
     return CheckedText(report=report, analyses=tuple(analyses))

@@ -15,20 +15,16 @@ _WIDTHS = {"utf-8": ("utf-8", 1), "utf-16": ("utf-16-le", 2), "utf-32": ("utf-32
 
 
 class LineTable:
-    """The lines of one text."""
-
     def __init__(self, text: str, encoding: str = "utf-16") -> None:
         self.text, self.encoding = text, encoding
         self.codec, self.width = _WIDTHS[encoding]
         self.starts = [0, *(found.end() for found in re.finditer(r"\r\n|\n|\r", text))]
 
     def position(self, offset: int) -> types.Position:
-        """Returns the position of an offset."""
         line = bisect.bisect_right(self.starts, offset) - 1
         return types.Position(line, self.units(self.text[self.starts[line] : offset]))
 
     def range(self, start: int, end: int) -> types.Range:
-        """Returns the range of the characters `start` to `end`."""
         return types.Range(self.position(start), self.position(end))
 
     def offset(self, position: types.Position) -> int:

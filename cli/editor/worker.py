@@ -64,7 +64,6 @@ class AnalysisWorker:
         return reply
 
     def cancel(self) -> None:
-        """Cancels the analysis that runs."""
         if not self.is_busy or self.is_cancelled or self.process is None or self.process.returncode is not None:
             return
         self.is_cancelled = True

@@ -46,7 +46,6 @@ class Lock(Record):
 
 
 def lock_path(path: str) -> str:
-    """Returns the path of the lock of a job."""
     return f"{os.path.splitext(path)[0]}.lock"
 
 

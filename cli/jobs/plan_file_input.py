@@ -32,7 +32,6 @@ _SHOWN = 5  # facts that differ, at most
 
 
 def is_plan_file(path: str) -> bool:
-    """True for a path that names a plan, and no job."""
     return path.lower().endswith(".json")
 
 

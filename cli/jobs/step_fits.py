@@ -139,7 +139,6 @@ def steps_of_small_jobs() -> Iterator[str | TimedStep]:
 
 
 def small_jobs() -> Iterator[tuple[str, str]]:
-    """Yields the name and the text of each small job."""
     for job, processes in _SMALL_TRAININGS:
         parallelism = job.parallelism.replace(", ", "\n  ")
         name = f"{job.name} on {processes}{' with ' * bool(parallelism)}{job.parallelism}"

@@ -58,7 +58,6 @@ class Trial:
         return job_steps(self.job, self.source, self.batches.output)
 
     def function(self, call: PythonCall) -> PythonFunction:
-        """Returns the user's function that a call of the job names."""
         return locate_paths(python_function(call), self.job.folder)
 
     def with_facts(self, **facts: Any) -> Trial:
@@ -66,5 +65,4 @@ class Trial:
 
 
 def missing_library(name: str, span: Span | None) -> Diagnostic:
-    """Returns the diagnostic of a library that is not installed."""
     return Diagnostic("E0803", f"the library `{name}` is not installed", span, help=f"`pip install 'dslc[{name}]'`")

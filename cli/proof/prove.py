@@ -191,7 +191,6 @@ def _train_job(ready: Ready, steps: int, folder: str) -> Curve:
 
 
 def _train_at_rates(draft: Draft, base: str, rates: Sequence[float], job: Ready, steps: int, folder: str) -> Curve:
-    """Trains the job at the rates of the tool."""
     peak = job.program.optimizer.lr
     factors = ", ".join(repr(rate / peak) for rate in rates)
     _write(

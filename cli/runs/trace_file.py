@@ -143,8 +143,6 @@ def _recorded_events(logs: str, rank: int) -> list[Event]:
 
 
 class RankTrace:
-    """The lanes of one rank."""
-
     def __init__(self, plan: PlanGraph, view: PlanView, rank: int, recorded_events: Sequence[Event]) -> None:
         self._plan, self._view, self._rank, self._events = plan, view, rank, recorded_events
         self._place = next((node for node in view.ranks if node.first <= rank <= node.last), None)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 
 def count(text: str, limit: int = 10_000) -> int:
-    """Returns a number from 1 to `limit`."""
     from argparse import ArgumentTypeError
 
     if not text.isascii() or not text.isdigit() or not 1 <= int(text[:19]) <= limit:

@@ -123,7 +123,6 @@ def _numbers(kind: Float | Measure) -> st.SearchStrategy[float]:
 
 @st.composite
 def _quantity(draw: st.DrawFn, kind: Measure, dimension: Dimension) -> str:
-    """Draws a quantity in some unit of its dimension."""
     if dimension in ("ratio",):
         return units.write(draw(_numbers(kind)), dimension)
     low = 1 if kind.min is None else math.ceil(kind.min)

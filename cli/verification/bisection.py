@@ -33,7 +33,6 @@ class TensorDistance:
 
     @property
     def is_explained(self) -> bool:
-        """True if rounding explains the difference."""
         return self.share <= ROUNDING_FACTOR
 
 

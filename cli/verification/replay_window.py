@@ -33,7 +33,6 @@ class ReplayWindow:
 
 
 def window_from(checkpoint: str, steps: int) -> ReplayWindow:
-    """Returns the window of some steps after a checkpoint."""
     begin = step_of(os.path.basename(os.path.normpath(checkpoint)))
     return ReplayWindow(first=begin + 1, last=begin + steps, checkpoint=os.path.abspath(checkpoint))
 

@@ -92,7 +92,6 @@ class LayerPeaks(Record):
 
 
 def layer_peaks(staging: Staging, pipeline: int, sizes: LayerSizes) -> LayerPeaks:
-    """Returns the peaks of the layers of the ranks at one pipeline coordinate."""
     return _PeakRecorder(staging, pipeline, sizes).layer_peaks()
 
 
@@ -183,7 +182,6 @@ class MemoryAccount:
         return bool(self._job.train.ema) or self._optimizer.has_modes
 
     def _optimizer_state_bytes(self, updated: Updated) -> int:
-        """Returns the bytes of the optimizer's state for what a rank updates."""
         return self._optimizer.state(updated, counts=self._layout.device == "cpu")
 
     def _dealt(self) -> list[list[tuple[ParameterNode, int]]]:
@@ -258,7 +256,6 @@ class MemoryAccount:
         return self._peak_node()
 
     def _enter(self, stage: StageMemory, kind: str, action: ActionMemory) -> None:
-        """Enters an action of a stage."""
         self._first = stage.layers.start
         self._others = (
             action.beside + self._rank.mask_of_documents + (self._whole.gradients if self._whole is not None else 0)
@@ -331,7 +328,6 @@ class MemoryAccount:
         return self._before[layer] - self._before[first_layer] + self._copies[layer] - self._copies[first_layer]
 
     def _walk_backward(self, stage: StageMemory, engine: UnshardedMemory | ShardedMemory, gradients: int) -> None:
-        """Walks the backward pass of a stage, before which it has these gradients of weights."""
         for n in reversed(stage.layers):
             layer = self._bytes[n]
             activations = self._activations_before(n) + layer.copies

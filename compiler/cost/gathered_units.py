@@ -207,7 +207,6 @@ def last_backward(actions: Iterable[ScheduledAction]) -> dict[int, int]:
 
 
 def gathered_by_action(stages: Mapping[int, GatheredUnits], actions: Iterable[ScheduledAction]) -> list[GatheredBytes]:
-    """Returns the gathered bytes of a rank in each of its actions in a step."""
     order = list(actions)
     final = last_backward(order)
     by_action = []

@@ -55,7 +55,6 @@ class Recomputation(NamedTuple):
 
 
 def recomputation(job: JobSpec, model: ModelGraph) -> dict[str, Recomputation]:
-    """Returns the recomputation of each layer, by its name."""
     names = set(recomputed(job, model))
     entry = {layer.name: Recomputation(layer.name in names) for layer in model.layers[:1]}
     return entry | {
@@ -86,7 +85,6 @@ def saved_bytes(job: JobSpec, layer: LayerNode, recompute: Recomputation) -> int
 
 
 def saved_input_bytes(job: JobSpec, layer: LayerNode, recompute: Recomputation) -> int:
-    """Returns the part of `saved_bytes` that is the layer's input."""
     memory = _memory(job, layer)
     if not has_backward(job, layer):
         return 0
@@ -120,7 +118,6 @@ def sent_bytes(job: JobSpec, model: ModelGraph, layer: int) -> int:
 def layer_bytes(
     job: JobSpec, layer: LayerNode, recompute: Recomputation, samples: float, *, on_cpu: bool, channels_last: bool
 ) -> LayerBytes:
-    """Returns the layer's bytes for `samples` samples."""
     work = _working(job, layer)
     besides = work.channels_last if channels_last else work.on_cpu if on_cpu else ()
     sizes = _without_masks(job, layer, recompute, samples, besides)

@@ -188,7 +188,6 @@ class RankStages:
     # --------------------------------------------------------------------------------------------------- the actions
 
     def _with_actions(self, schedule: ScheduleTable | None, pipeline: int) -> list[StageMemory]:
-        """Returns the stages of the rank, with the bytes beside each of their actions."""
         if schedule is None:
             # All micro-batches between the first and the last are alike.
             microbatches = range(min(3, self._layout.microbatches))

@@ -198,7 +198,6 @@ class HeldBytes(Record):
         return (self.between if action.kind == "W" else self.kept)[action.stage]
 
     def sent_bytes(self, action: ScheduledAction) -> float:
-        """Returns the bytes that an action sends."""
         sizes = {"F": self.output, "B": self.gradient, "I": self.gradient}.get(action.kind)
         return sizes[action.stage] if sizes else 0.0
 

@@ -33,7 +33,6 @@ class PassTime(Record):
     each: float
 
     def seconds(self, samples: float) -> float:
-        """Returns the seconds of a pass over `samples`."""
         return self.fixed + self.each * samples
 
 
@@ -64,7 +63,6 @@ class RestTime(Record):
     each: float = 0.0
 
     def seconds_with(self, microbatches: int) -> float:
-        """Returns the seconds of a step with `microbatches` micro-batches."""
         return max(0.0, self.seconds + self.each * (microbatches - self.microbatches))
 
     def extended(self, microbatches: int, seconds: float) -> RestTime:
@@ -152,7 +150,6 @@ def _digest(times: Calibration | RunFit) -> str:
 
 
 def with_constants(fit: RunFit, constants: Mapping[str, float]) -> RunFit:
-    """Returns a fit with other constants, by their names."""
     return from_json(RunFit, {**to_json(fit), **constants})
 
 
@@ -201,8 +198,6 @@ class CollectiveMeasurement(Record):
 
 @record
 class RankMeasurement(Record):
-    """The measurements of one rank."""
-
     passes: tuple[tuple[int, Passes], ...]  # by the samples of a micro-batch
     update: float
     parameters: int  # that were updated
@@ -219,7 +214,6 @@ def layer_signature(layer: LayerNode, arithmetic: str) -> str:
 
 
 def loss_signature(loss: str, output: object, arithmetic: str) -> str:
-    """Returns the name of a loss on an output of one sample."""
     return f"{loss} {hashlib.blake2b(repr((output, arithmetic)).encode(), digest_size=5).hexdigest()}"
 
 

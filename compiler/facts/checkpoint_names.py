@@ -14,7 +14,6 @@ def name_of(step: int) -> str:
 
 
 def step_of(name: str) -> int:
-    """Returns the step of the checkpoint with a name."""
     return int(name.removeprefix("step-"))
 
 

@@ -243,7 +243,6 @@ def _context(analysis: Analysis) -> p.ContextStep | None:
 
 
 def model_step(analysis: Analysis) -> p.ModelStep:
-    """Returns the step of the network."""
     job, model = analysis.job, analysis.model
     network, seed = job.model.network, job.train.seed
     common: dict[str, Any] = {

@@ -35,13 +35,11 @@ class PlanGraph:
         self._names.setdefault(type(record), {})[name] = None
 
     def node_record(self, name: str, kind: type[Record]) -> Record:
-        """Returns the record of a node, which is of this kind."""
         found = self.graph.nodes[name]["record"]
         assert isinstance(found, kind), f"{name} is {type(found).__name__}"
         return found
 
     def change(self, name: str, /, **values: Any) -> None:
-        """Replaces values in a node's record."""
         self.put(name, replace(self.graph.nodes[name]["record"], **values))
 
     def of_kind(self, kind: type[Record]) -> Iterator[tuple[str, Record]]:

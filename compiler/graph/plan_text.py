@@ -37,7 +37,6 @@ def _node_lines(plan: PlanGraph, name: str, node: Record) -> Iterator[str]:
 
 
 def _values(node: Record, *, nested: bool = False) -> Iterator[str]:
-    """Yields the values that are not their default."""
     for name in node.record_shown:
         value = getattr(node, name)
         if name not in node.record_defaults or value != node.record_defaults[name]:

@@ -257,7 +257,6 @@ class Message(MicrobatchAction):
 
     @property
     def sender(self) -> int:
-        """The stage that sends."""
         return self.stage if self.operation == "send" else self.stage - self.way
 
     @property

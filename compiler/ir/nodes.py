@@ -164,7 +164,6 @@ class ModelGraph(Record):
         return any(name not in counted for name in self.traced.changed)
 
     def layer_of(self, module: str) -> LayerNode | None:
-        """Returns the layer that a module is a part of."""
         while module and module not in self._by_name:
             module = module.rpartition(".")[0]
         return self._by_name.get(module)

@@ -332,7 +332,6 @@ class CheckpointStep(Record):
 
     @property
     def is_enabled(self) -> bool:
-        """True if checkpoints are written."""
         return self.every > 0 or self.seconds > 0 or self.best is not None
 
 
@@ -527,8 +526,6 @@ class JobProgram(Training):
 
 @record
 class RankPlace(Record):
-    """The place of one rank."""
-
     rank: int
     node: int
     local_rank: int

@@ -129,7 +129,6 @@ class LeafFact(Record):
 
     @property
     def numbers(self) -> int:
-        """Returns the numbers of one sample."""
         return prod(fixed + grown for fixed, grown in zip(self.fixed, self.grown, strict=True))
 
 
@@ -154,5 +153,4 @@ class TreeFact(Record):
 
     @property
     def flat(self) -> TensorFact:
-        """Returns one tensor of as many bytes."""
         return TensorFact(shape=(-(-self.bytes // 4),), dtype="float32")

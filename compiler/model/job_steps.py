@@ -100,7 +100,6 @@ def _locate_argument(value: Any, folder: str) -> Any:
 
 
 def python_function(call: c.PythonCall) -> p.PythonFunction:
-    """Returns the function that a call names."""
     inside, _, function = call.function.rpartition("/")
     return p.PythonFunction(
         function=function,
@@ -111,7 +110,6 @@ def python_function(call: c.PythonCall) -> p.PythonFunction:
 
 
 def arguments_of(call: Call, excluded: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Returns a call's arguments by name."""
     return {f.name: getattr(call, f.name) for f in fields(type(call)) if f.name not in excluded}
 
 
@@ -126,7 +124,6 @@ def precision_step(job: JobSpec, model: ModelGraph | None = None) -> p.Precision
 
 
 def adapter_step(adapter: c.Lora | None) -> p.AdapterStep | None:
-    """Returns the step of an adapter, or None if there is none."""
     return p.AdapterStep(**arguments_of(adapter), line=short_line(adapter.span)) if adapter is not None else None
 
 
@@ -201,7 +198,6 @@ def sampler_step(job: JobSpec, samples: int) -> p.SamplerStep | None:
 
 
 def metric_step(metric: Call) -> p.MetricStep:
-    """Returns the step of one metric."""
     name = m.name_of(metric)
     if isinstance(metric, m.TopK):
         return p.MetricStep(kind="top_k", name=name, k=metric.k)

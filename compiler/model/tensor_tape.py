@@ -47,7 +47,6 @@ def shard_input(
 
 
 def exchange_output(styles: Sequence[TensorStyle], ranks: int, y: Value, operation: Operation, on_cpu: bool) -> Value:
-    """Returns the value after the exchange of a module's output."""
     for style in styles:
         match style:
             case TensorStyle.ROW_TO_PIECES:

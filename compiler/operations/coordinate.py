@@ -40,7 +40,6 @@ class Coordinate(Staging):
         return gathered_weights(self.job, self.model)
 
     def along(self, axis: str) -> RankGroup:
-        """Returns the ranks along an axis."""
         return RankGroup(axis=axis, ranks=self.layout.sizes[axis], stride=self.layout.stride(axis))
 
     @property
@@ -102,7 +101,6 @@ class Coordinate(Staging):
 
 
 def place_of(staging: Staging, pipeline: int) -> Coordinate:
-    """Returns the part of a pipeline coordinate."""
     mine, model = staging.stages_of(pipeline), staging.model
     layers = iter(with_copies([model.layers[n] for stage in mine for n in staging.stages[stage]]))
     return Coordinate(

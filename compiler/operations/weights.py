@@ -82,7 +82,6 @@ def _exchanged(place: Coordinate) -> list[list[ParameterNode]]:
 
 
 def numbers(place: Coordinate, stage: int) -> int:
-    """Returns the numbers of all parameters of a stage."""
     layers = with_copies(list(place.held[place.mine.index(stage)]))
     own = [q for layer in layers for q in layer.parameters if q.tied_to is None]
     return sum(place.padded(q) if place.sharding.engine == "fsdp" else prod(place.shape(q)) for q in own)

@@ -43,7 +43,6 @@ class HeadChunks(Record):
 
     @property
     def chunk_tokens(self) -> int:
-        """The tokens of the largest chunk."""
         return largest(self.tokens, self.chunks)
 
 
@@ -76,7 +75,6 @@ def has_balance_loss(job: JobSpec) -> bool:
 
 
 def mixtures(job: JobSpec) -> Iterator[MixtureOfExperts]:
-    """Yields the mixtures of experts in the job's network."""
     yield from (call for call in calls_in(job.model.network) if isinstance(call, MixtureOfExperts))
 
 

@@ -186,7 +186,6 @@ def table(name: str, ranks: int, microbatches: int, virtual_stages: int) -> Sche
 
 
 def placement(name: str, ranks: int, virtual_stages: int) -> tuple[int, ...]:
-    """Returns the pipeline rank of each stage."""
     if name in _V_SHAPED:
         return (*range(ranks), *reversed(range(ranks)))
     return tuple(range(ranks)) * virtual_stages

@@ -55,12 +55,10 @@ class Staging(Record):
 
     @cached_property
     def trained(self) -> frozenset[str]:
-        """The parameters that train."""
         return sharding.trained(self.job, self.model)
 
     @cached_property
     def with_gradients(self) -> frozenset[str]:
-        """The parameters that have a gradient."""
         return self.trained - set(self.model.unused)
 
     @cached_property
@@ -74,7 +72,6 @@ class Staging(Record):
         return holders(self.model, self.stages, self.placement)
 
     def stages_of(self, pipeline: int) -> tuple[int, ...]:
-        """Returns the stages of the ranks at a pipeline coordinate."""
         return tuple(stage for stage, rank in enumerate(self.placement) if rank == pipeline)
 
     def updated_numbers(self, pipeline: int) -> float:

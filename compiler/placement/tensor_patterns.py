@@ -91,7 +91,6 @@ class PlanEntry(NamedTuple):
 
 
 def parse_entry(entry: str) -> PlanEntry | TensorPlanFault:
-    """Returns an entry of `tensor_plan`."""
     pattern, colon, style = (part.strip() for part in entry.rpartition(":"))
     if not colon or not pattern or not style:
         return TensorPlanFault(
@@ -260,7 +259,6 @@ def _instead(module: ModuleFacts, style: TensorStyle, modules: Mapping[str, Modu
 
 
 def _divided_count(module: ModuleFacts, style: TensorStyle) -> tuple[str, int]:
-    """Returns the count of the module that the ranks divide."""
     if style is TensorStyle.SUMMED:
         return "", 0
     if style is TensorStyle.VOCABULARY:

@@ -301,7 +301,6 @@ def _shares(job: JobSpec) -> dict[str, float]:
 
 
 def _split(job: JobSpec, source: SourceFacts, shares: Mapping[str, float]) -> Findings[tuple[Sizes, str]]:
-    """Returns the sizes of the splits, and the kind of split."""
     if source.validation_samples is not None:
         for field, ratio in shares.items():
             if ratio:

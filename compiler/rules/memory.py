@@ -193,7 +193,6 @@ def _none(best: _Remedy | None, again: Reanalysis) -> str:
 
 
 def _cheapest_by_kind(remedies: list[_Remedy]) -> list[_Remedy]:
-    """Returns the cheapest of the remedies of the same kinds."""
     seen: dict[tuple[str, ...], _Remedy] = {}
     for fit in remedies:
         seen.setdefault(tuple(change.what for change in fit.changes), fit)

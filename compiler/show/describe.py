@@ -248,7 +248,6 @@ def experts_of(plan: PlanView, rank: int) -> list[tuple[str, str]]:
 
 
 def replica(plan: PlanView, rank: int) -> int:
-    """Returns the replica that a rank is part of."""
     return sharers(plan, rank).index(rank) // plan.shards
 
 

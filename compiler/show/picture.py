@@ -61,7 +61,6 @@ def use_renderer(render: Callable[[str], str]) -> None:
 
 
 def svg(dot: str) -> str:
-    """Returns the picture as SVG."""
     if _renderer is not None:
         return _renderer(dot)
     import graphviz

@@ -23,7 +23,6 @@ _BASE_UNITS: dict[Dimension, str] = {
 
 
 def block_text(word: str) -> str:
-    """Documents a block."""
     if word not in BLOCKS:
         return KEYWORD_DOCS.get(word, "")
     declaration = BLOCKS[word]

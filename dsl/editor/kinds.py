@@ -23,7 +23,6 @@ from dslc.dsl.meaning.resolve import PROMISES
 
 
 def field_of(block: str, name: str) -> Field | None:
-    """Returns the declaration of a field of a block."""
     return named_field(BLOCKS[block], name) if block in BLOCKS else None
 
 
@@ -32,7 +31,6 @@ def named_field(declaration: type[Node], name: str) -> Field | None:
 
 
 def flat_kinds(kind: Kind | None) -> Iterator[Kind]:
-    """Yields the alternatives of a kind."""
     if isinstance(kind, Either):
         for inner in kind.kinds:
             yield from flat_kinds(inner)

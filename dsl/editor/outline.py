@@ -60,7 +60,6 @@ def symbols(snapshot: Snapshot) -> list[Symbol]:
 
 
 def _entries(snapshot: Snapshot) -> list[Symbol]:
-    """Returns the entries of all blocks."""
     found: list[Symbol] = []
     name: tuple[int, int] | None = None
     value: list[int] = []

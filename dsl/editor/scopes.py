@@ -88,7 +88,6 @@ def scope_tokens(tokens: list[Token], text: str) -> tuple[list[ScopedToken], Sco
 
 
 def argument_names(call: str) -> set[str]:
-    """Returns the arguments of the calls with this name."""
     return {f.word for calls in CALLS.values() if call in calls for f in fields(calls[call])}
 
 

@@ -54,7 +54,6 @@ class JobSpec(Record):
 
 
 def python_calls(job: JobSpec) -> Iterator[PythonCall]:
-    """Yields each `python(…)` of the job."""
     for word in BLOCKS:
         block: Block = getattr(job, word)
         for declared in fields(type(block)):
@@ -62,7 +61,6 @@ def python_calls(job: JobSpec) -> Iterator[PythonCall]:
 
 
 def values_within(value: object, kind: type[T]) -> Iterator[T]:
-    """Yields the values of a kind in the value of a field: in tuples, and in the arguments of calls."""
     if isinstance(value, kind):
         yield value
     elif isinstance(value, tuple):

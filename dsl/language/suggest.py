@@ -89,7 +89,6 @@ def meant_instead(word: str | None, place: Span | None) -> str:
 
 
 def write_instead(place: Span | None, value: object) -> Help:
-    """Advises a value in place of the text there."""
     return remedy("write ", replace_text(place, value))
 
 

@@ -116,7 +116,6 @@ def inside(expr: tree.Expr) -> tree.Expr:
 
 
 def rewrite(expr: tree.Expr, kind: registry.Kind) -> str:
-    """Returns a likely rewriting of the expression as this kind."""
     if isinstance(kind, registry.Either):
         return next((help for inner in kind.kinds if (help := rewrite(expr, inner))), "")
     text = quoted(expr.value) if isinstance(expr, tree.Text) else expr.span.text()

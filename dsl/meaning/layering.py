@@ -153,7 +153,6 @@ def _apply_block_value(
 
 
 def unknown_top(name: str, span: Span, report: Report) -> None:
-    """Reports a top-level name that is no block."""
     if name in RESERVED:
         report.add("E0108", f"`{name}` is reserved for a later version of the language", span)
     else:

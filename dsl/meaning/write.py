@@ -93,7 +93,6 @@ def _block(block: registry.Block) -> str:
 
 
 def value_text(value: Any, kind: registry.Kind) -> str:
-    """Writes a value of this kind in the language."""
     match kind:
         case registry.Either():
             return value_text(value, next(inner for inner in kind.kinds if _holds(inner, value)))

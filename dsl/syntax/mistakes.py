@@ -145,6 +145,5 @@ class ParserPosition(NamedTuple):
         return True
 
     def report_after(self, code: str, message: str, where: Token, *, label: str = "", help: str = "") -> bool:
-        """Reports something missing after a token."""
         self.mistakes.add(code, message, (where.end, where.end), label=label, help=help)
         return True

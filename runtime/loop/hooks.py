@@ -140,8 +140,6 @@ class _FreezeCheck:
 
 
 class Hooks:
-    """The hooks of one rank."""
-
     def __init__(self, job: JobProgram, place: RankPlace, parts: TrainingComponents, run_dir: str) -> None:
         inner: Any = getattr(parts.optimizer, "optim", parts.optimizer)
         self._rank, self._steps_seen = place.rank, 0

@@ -59,7 +59,6 @@ class NonFiniteObservation:
 
 
 def samples_of(job: JobProgram, place: RankPlace, step: int, batch: StepBatch) -> tuple[str, ...]:
-    """Returns the samples of a step that are not finite."""
     data = job.data
     indices = micro_batches(data, place, job.microbatches, *divmod(step - 1, steps_per_epoch(data)))
     samples = []

@@ -166,7 +166,6 @@ def _add_reference(job: JobProgram, model: nn.Module, splits: Splits, device: to
 
 
 def _log_probabilities(output: Tensor, targets: Tensor) -> Tensor:
-    """Returns the log-probability of each row's targets."""
     shares = output.double().log_softmax(-1) if output.dtype == torch.float64 else output.float().log_softmax(-1)
     chosen = shares.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     return torch.where(targets == -100, 0, chosen).sum(1)
@@ -366,7 +365,6 @@ def _own_optimizer(
 
 
 def plain_scheduler(step: LearningRateStep, optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
-    """Returns the schedule of `LearningRateStep`, made of torch's own schedulers."""
     decay_steps = max(1, step.steps - step.warmup)
     rate = optimizer.param_groups[0]["lr"]
     if any(group["lr"] != rate for group in optimizer.param_groups):
@@ -529,7 +527,6 @@ def _has_dims(part: object) -> bool:
 
 
 def _number(step: LossStep, target: Tensor) -> int:
-    """Returns the number of samples or tokens that the mean is over."""
     match step.counts:
         case "samples":
             return len(target[0] if isinstance(target, tuple) else target) // step.rows

@@ -68,8 +68,6 @@ def preload(steps: Sequence[MetricStep]) -> None:
 
 
 class StatefulMetric:
-    """One metric on one rank."""
-
     def __init__(self, step: MetricStep, loss: LossStep, device: torch.device | str = "cpu") -> None:
         self._step, self._loss, self._device = step, loss, device
         self._line = step.python.line if step.python else ""
@@ -292,7 +290,6 @@ def _put_together(merged: UserObject, rank_states: Sequence[States]) -> None:
 
 
 def _on(metric: UserObject, device: torch.device | str) -> UserObject:
-    """Returns the metric with its states on a device."""
     names = _reductions(metric)
     if names is None:
         for module in metric.modules():  # rank 0 alone computes; torchmetrics would wait for the others

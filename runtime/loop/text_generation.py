@@ -167,7 +167,6 @@ class TextGenerator:
         return torch.searchsorted(wide, wide[-1] * draw, right=True).clamp(max=len(wide) - 1)
 
     def _draw(self, step: int, number: int, place: int) -> float:
-        """Returns the number in [0, 1) by which a token is drawn."""
         if not self._step.temperature:
             return 0.0
         named = f"generate {self._job.seed} {step} {number}".encode()

@@ -81,7 +81,6 @@ class BitEqualityCheck:
                 self._report(step, tensors, own, group)
 
     def _gather(self, own_digest: int, group: dist.ProcessGroup) -> list[int]:
-        """Returns the digests of all ranks of a group."""
         own = torch.tensor([own_digest], dtype=torch.int64, device=self._device)
         digests = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
         with collectives.exclude_collectives():

@@ -155,7 +155,6 @@ class Recorder(TorchDispatchMode):
 
 
 def operation_of(name: str) -> str:
-    """Returns the kind of a collective from the name of its operator."""
     return next((kind for start, kind in _KINDS.items() if name.replace("_", "").startswith(start)), name)
 
 

@@ -60,7 +60,6 @@ class _PassMarks:
 
     @contextmanager
     def attached(self, model: nn.Module, names: tuple[str, ...]) -> Iterator[None]:
-        """Marks the passes of the modules `names` during the context."""
         hooks = [model.get_submodule(name).register_forward_hook(partial(self._mark_forward, name)) for name in names]
         try:
             yield

@@ -247,7 +247,6 @@ class Observation:
 
     @property
     def low_parameters(self) -> tuple[str, ...]:
-        """Names of the parameters of 16 bits."""
         return tuple(sorted({name for rank in range(len(self.ranks)) for name in self._file("start", rank).low}))
 
     def summaries(self, rank: int) -> tuple[list[TensorSummary], Array]:

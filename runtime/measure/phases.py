@@ -241,7 +241,6 @@ class PhaseClock:
 
 
 def phase_clock(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> PhaseClock:
-    """Returns the clock of one rank's steps."""
     overlaps = shows_exposed(job) and isinstance(parts.engine.model, DistributedDataParallel)
     return PhaseClock(
         place.rank,

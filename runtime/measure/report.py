@@ -69,8 +69,6 @@ T = TypeVar("T")
 
 
 def tracker_of(parts: TrainingComponents) -> Tracker:
-    """Returns the memory tracker for a training of these parts."""
-
     def received() -> Iterable[Tensor]:
         schedule, exchange = parts.pipeline and parts.pipeline.schedule, parts.exchange
         yield from schedule.received if schedule else ()

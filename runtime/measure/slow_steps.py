@@ -65,7 +65,6 @@ def folded(phases: StepPhases, within: str) -> StepPhases:
 
 
 def median_phases(laps: Sequence[StepPhases]) -> StepPhases:
-    """Returns the median of each phase."""
     return StepPhases(**{name: statistics.median(getattr(lap, name) for lap in laps) for name in NAMES})
 
 
@@ -145,7 +144,6 @@ def phase_numbers(job: JobProgram, ranks: Sequence[StepPhases]) -> dict[str, flo
 
 
 def slow_rank_text(slow: SlowRank, host: str) -> str:
-    """Returns the line that names a slow rank."""
     host_text = f" on {host}" if host else ""
     remedy = "look what else runs there" if slow.phase in ("passes", "update") else _REMEDIES[slow.phase]
     return (

@@ -188,7 +188,6 @@ def _configuration(step: AdapterStep, targets: list[str] | str, **more: Any) -> 
 
 
 def _modules(module: nn.Module, patterns: tuple[str, ...]) -> list[str]:
-    """Returns the modules that the patterns name."""
     is_targeted = targeted(patterns)
     return [name for name, _ in module.named_modules() if name and is_targeted(name)]
 

@@ -258,5 +258,4 @@ def quantize_layers(module: nn.Module, weights: Iterable[QuantizedWeight], *, in
 
 
 def quantized_weights(module: nn.Module) -> tuple[QuantizedWeight, ...]:
-    """Returns the quantized weights of a module."""
     return tuple(part.form for part in module.modules() if isinstance(part, QuantizedLinear))

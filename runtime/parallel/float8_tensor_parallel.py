@@ -72,14 +72,12 @@ class CutLayer:
         return amax
 
     def scale(self, largest: Tensor, role: str) -> Tensor:
-        """Returns the scale by the largest number."""
         config: Any = self._layer.config
         dtype = getattr(config, f"cast_config_{role}").target_dtype
         scale: Tensor = self._to_scale(largest, dtype, round_scales_to_power_of_2=config.round_scales_to_power_of_2)
         return scale
 
     def cast(self, matrix: Tensor, scale: Tensor, role: str, dim: int | None) -> Tensor:
-        """Returns a matrix in 8 bits."""
         layer: Any = self._layer
         dtype = getattr(layer.config, f"cast_config_{role}").target_dtype
         result: Tensor = self._to_float8(matrix, scale, dtype, layer.linear_mm_config, self._roles[role], dim)

@@ -64,7 +64,6 @@ class Mesh:
         return flattened(self.root[names]).get_group() if len(names) > 1 else self.root.get_group(names[0])
 
     def _in_root(self, axes: tuple[str, ...]) -> tuple[str, ...]:
-        """Returns the root's names for axes."""
         if self.experts == 1:
             return axes
         return tuple(name for axis in axes for name in ((COPIES, EXPERT) if axis == "data" else (axis,)))

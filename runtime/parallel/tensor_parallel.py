@@ -94,7 +94,6 @@ def apply(job: JobProgram, model: nn.Module) -> None:
 
 
 def _style(style: TensorStyle) -> ParallelStyle:
-    """Returns torch's style."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor import parallel as t
 

@@ -28,7 +28,6 @@ def preload() -> None:
 
 
 def lay_out(model: nn.Module) -> None:
-    """Makes parameters contiguous."""
     for parameter in model.parameters():
         parameter.data = parameter.data.contiguous()
 

@@ -80,7 +80,6 @@ class InputForm:
 
     @staticmethod
     def _places(batch: object) -> tuple[dict[str, Tensor], dict[str, object]]:
-        """Returns the tensors of a batch, and its other leaves, by their places."""
         places = dict(zip(paths(batch), flatten(batch)[0], strict=True))
         tensors = {place: leaf for place, leaf in places.items() if isinstance(leaf, Tensor)}
         return tensors, {place: leaf for place, leaf in places.items() if place not in tensors}

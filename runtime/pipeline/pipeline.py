@@ -354,7 +354,6 @@ class Pipeline:
 
     @property
     def last_stage(self) -> int:
-        """Index of the last stage."""
         return len(self.step.stages) - 1
 
     @property

@@ -234,7 +234,6 @@ def _end(children: list[int], until: float) -> None:
 
 
 def children_of(parent: int) -> list[int]:
-    """Returns the child processes of a process."""
     return [process for process in _all_processes() if process_state(process)[1:2] == [str(parent)]]
 
 

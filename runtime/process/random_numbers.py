@@ -44,7 +44,6 @@ def begin_step(seed: int, rank: int, step: int) -> int:
 
 
 def seed_host(number: int) -> None:
-    """Seeds the host's generators with one number."""
     random.seed(number)
     np.random.seed(number)
     torch.default_generator.manual_seed(number)

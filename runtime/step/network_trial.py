@@ -70,8 +70,6 @@ _REPEATS = 4  # passes over equal samples, before a difference is said to come f
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """The result of one forward pass."""
-
     outputs: list[Tensor]
     used: frozenset[str]
     loss: tuple[float, float]  # sum and number, of a loss that the network returns
@@ -474,7 +472,6 @@ def _without_zeros(model: nn.Module) -> nn.Module:
 
 
 def _iterators(model: nn.Module) -> list[str]:
-    """Returns the attributes that hold iterators."""
     return [name for name, value in held_values(model) if isinstance(value, Iterator) and has_attribute(model, name)]
 
 

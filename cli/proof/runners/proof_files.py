@@ -159,7 +159,6 @@ def rank_batches(samples: TensorDataset, setup: ProofSetup, rank: int) -> list[A
 
 
 def mean_over_ranks(loss: Tensor) -> float:
-    """Returns the mean of a number of each rank."""
     import torch.distributed as dist
 
     value = loss.detach().double().clone()

@@ -125,7 +125,6 @@ def _untimely(line: Line, sums: Sequence[tuple[int, str, Collective]], group: tu
 
 
 def _is_on(view: View, process: int, module: str) -> bool:
-    """True if a module is in a stage of a process."""
     network = view.plan.find(Network)
     if network is None or view.plan.axis("pipeline").size == 1:
         return True

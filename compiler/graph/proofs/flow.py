@@ -170,7 +170,6 @@ def _is_gather(action: Action) -> bool:
 
 
 def _on(view: View, process: int, of_stage: dict[int, dict[str, Weights]]) -> Iterator[dict[str, Weights]]:
-    """Yields the weights of each stage of a process."""
     coordinate = view.coordinates.get(process)
     return (of_one_stage for stage, of_one_stage in of_stage.items() if view.homes.get(stage) == coordinate)
 

@@ -50,7 +50,6 @@ def choose_plan(
 
 
 def with_plan(job: JobSpec, fields: Collection[str], plan: PricedPlan) -> JobSpec:
-    """Returns the job with the values of a plan written."""
     return with_values(with_defaults(job, fields), plan.settings)
 
 

@@ -41,7 +41,6 @@ class PricedPlan(Record):
 
     @property
     def fits(self) -> bool:
-        """True if the peak is within the limit."""
         return self.limit is None or self.peak <= self.limit
 
     @property

@@ -124,7 +124,6 @@ class _RankSearch:
         return None
 
     def lowest(self) -> set[str]:
-        """Returns the blocks with the lowest peak."""
         return self._blocks(min((self._peak(choice), choice) for choice in self._choices(None))[1])
 
     def _blocks(self, choice: _PartialChoice) -> set[str]:

@@ -71,7 +71,6 @@ class PlanSearch:
         return list((self._shared or {}).values())
 
     def run(self, space: PlanSpace) -> PlanChoice:
-        """Returns the choice among the plans of a space."""
         exact, size = self._search(space), space.size
         if space.may_offload and not ordered(self._priced.values()):
             moved = replace(space, offload=True)

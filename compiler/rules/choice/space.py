@@ -121,12 +121,10 @@ class PlanSpace(Record):
 
     @cached_property
     def recomputations(self) -> tuple[object, ...]:
-        """The values of `recompute`."""
         return _RECOMPUTE if "memory.recompute" in self.fields else (self.job.memory.recompute,)
 
     @cached_property
     def offloads(self) -> tuple[tuple[str, ...], ...]:
-        """The values of `offload`."""
         if "memory.offload" not in self.fields:
             return (self.job.memory.offload,)
         return _OFFLOAD if self.offload else ((),)
@@ -138,7 +136,6 @@ class PlanSpace(Record):
 
     def plan(self, axes: Axes, sharding: Sharding, pieces: int | None, schedule: tuple[str, int | None],
              recompute: object, offload: tuple[str, ...]) -> Plan:  # fmt: skip
-        """Returns the values of a plan."""
         pipeline, tensor, context, data = axes
         values = (data, pipeline, tensor, context, *sharding, pieces, *schedule, recompute, offload)
         return dict(zip(SEARCHED, values, strict=True))
@@ -150,7 +147,6 @@ class PlanSpace(Record):
 
     @cached_property
     def size(self) -> int:
-        """The number of plans."""
         return sum(
             len(self.sharding(axes)) * len(self.pieces(axes)) * len(self.schedules(axes)) for axes in self.axes()
         ) * len(self.recomputations) * len(self.offloads)  # fmt: skip

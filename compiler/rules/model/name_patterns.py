@@ -22,7 +22,6 @@ MEANT = 20  # and how many may be meant
 
 
 def any_of(pattern: str, names: Iterable[str]) -> bool:
-    """True if the pattern is one of some of the names."""
     return any(fnmatchcase(name, pattern) for name in names)
 
 

@@ -9,5 +9,4 @@ PAGE = "dslc.compiler.show.page"
 
 
 def read_assets(package: str, names: Iterable[str]) -> str:
-    """Returns the texts of files of a package, one after another."""
     return "".join(files(package).joinpath(name).read_text(encoding="utf-8") for name in names)

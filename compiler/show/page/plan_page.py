@@ -35,7 +35,6 @@ _KEYS = (
 
 
 def plan_page(plan: PlanView, view: str = "placement", moments: Sequence[MemoryMoments] = ()) -> str:
-    """Returns the page of one plan, with `view` as the first of its views."""
     return page([PageSide(name=plan.job, plan=plan, moments=tuple(moments))], view)
 
 
