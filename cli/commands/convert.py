@@ -23,9 +23,8 @@ _STEPS = 12  # of a proof
 
 def _prove(draft: Draft, arguments: argparse.Namespace) -> int:
     """Trains with the other tool and with the job, and prints both curves."""
-    from dslc.proof.prove import prove
+    from dslc.proof.prove import prove, show_proof
     from dslc.proof.run_tool import LOG, ToolError
-    from dslc.proof.show_proof import show_proof
 
     steps = _STEPS if arguments.steps is None else arguments.steps
     if steps < 2:

@@ -140,7 +140,6 @@ def _companion_folders(start: str, step: TransformersStep | None) -> tuple[str, 
 
 def _show_error(error: Exception) -> None:
     """Shows what cannot be written and why: of libraries that import torchvision, a torchvision that fails."""
-
     cause = true_cause(error)
     print(plain_lines(f"dslc: {cause}"), file=sys.stderr)
     if remedy := getattr(cause, "remedy", ""):

@@ -274,10 +274,7 @@ def _status(outcome: Outcome) -> int:
 
 
 def _show_how_to_go_on(ready: Ready, folder: str, repeat_arguments: Sequence[str], rendezvous: str) -> None:
-    """Shows, after a training that ended early, the command that resumes from its newest checkpoint, if there is
-    one.
-    """
-
+    """Shows, after a training that ended early, the command that resumes from its newest checkpoint, if any."""
     if files.checkpoints_in(files.folder_of(ready.program, folder)):
         job, *settings = repeat_arguments
         kept_settings = [setting for setting in settings if not setting.startswith("checkpoint.resume")]

@@ -113,9 +113,7 @@ def _job(load_result: LoadResult, shrink: bool) -> tuple[LoadResult, tuple[str, 
 
 
 def _both(load_result: LoadResult) -> tuple[Ready, Ready, list[str]]:
-    """Returns the job under its plan and in one process, and the reasons why they may differ. Raises
-    CommandFailedError if one is refused.
-    """
+    """Returns the job under its plan and in one process, and why they may differ. Raises CommandFailedError."""
     if load_result.job is not None and not load_result.report.errors:
         import dslc.runtime.launch  # noqa: F401 - or each child that looks at a user's function would load torch
     report = Report()
@@ -234,7 +232,6 @@ def _notes(
 
 def _in_float64(plan: Ready, single: Ready, by_nature: list[str], steps: int, folder: str) -> Verdict | None:
     """Compares the two trainings in float64, where rounding cannot lead them apart; None if one of them fails there."""
-
     if plan.program.pipeline is not None:
         return None  # its stages send float32
     saved_step = steps // 2

@@ -46,9 +46,7 @@ class LineTable:
 
 
 def apply_changes(text: str, changes: Sequence[types.TextDocumentContentChangeEvent], encoding: str) -> str:
-    """Returns the text after the changes. The places of each change count in the text that the change before it
-    leaves.
-    """
+    """Returns the text after the changes; the places of each change count in the text after the one before it."""
     for change in changes:
         if isinstance(change, types.TextDocumentContentChangePartial):
             lines = LineTable(text, encoding)

@@ -34,9 +34,7 @@ class PlanSide(NamedTuple):
 
 
 def open_plan_side(name: str, settings: Sequence[str], trace: bool) -> PlanSide:
-    """Returns the plan of a job, a plan file, a run directory or a job at a revision. Raises CommandFailedError with
-    the mistakes shown.
-    """
+    """Returns the plan of a job (also at a revision), a plan file or a run directory. Raises CommandFailedError."""
     report = Report()
     path = os.path.join(name, "plan.json") if os.path.isdir(name) else name
     graph = analysis = None

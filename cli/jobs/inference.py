@@ -73,9 +73,7 @@ def _without_training(job: JobSpec) -> JobSpec:
 
 
 def _needed_weights(job: JobSpec) -> str | Call | None:
-    """Returns how a checkpoint holds the weights, whose file is read only where the start of the training is the
-    reference of the loss.
-    """
+    """Returns how a checkpoint holds the weights; reads their file only if the loss refers to the start."""
     start, loss = job.model.start, job.model.loss
     if isinstance(loss, ReferencedLoss) and loss.reference in REFERENCES:
         return job.model.weights

@@ -36,9 +36,7 @@ def is_plan_file(path: str) -> bool:
 
 
 def open_plan(path: str, report: Report, changes: Sequence[str] = ()) -> PlanFile | None:
-    """Returns the plan in a file, or None with the reason in the report. `changes` are the options given beside it that
-    would change a plan.
-    """
+    """Returns the plan in a file, or None with the reason in the report. `changes`: options that would change it."""
     if changes:
         report.add(
             "E1006",
@@ -68,9 +66,7 @@ def job_of(made: PlanFile, path: str) -> LoadResult:
 
 
 def analysis_of_plan(made: PlanFile, path: str) -> Analysis | None:
-    """Returns the analysis of the job of the plan that was read from `path`; None if the job has another plan here, as
-    where its data or a calibration differ.
-    """
+    """Returns the analysis of the job of a plan from `path`; None if the job has another plan here, as by its data."""
     report = Report()
     analysis = inspect(job_of(made, path), report)
     has_plan = analysis is not None and not report.errors and compile_plan(analysis).plan.hash == made.plan.hash
@@ -86,9 +82,7 @@ def prepare_plan(
     trace: bool = False,
     around: LaunchContext = ALONE,
 ) -> Ready | None:
-    """Returns the training of a plan file, if this machine has the facts that it rests on; else None, with the reasons
-    in the report.
-    """
+    """Returns the training of a plan file, or None with the facts that this machine lacks in the report."""
     made = open_plan(path, report, [f"--set {setting}" for setting in settings])
     if made is None or not _fits(made, path, report):
         return None

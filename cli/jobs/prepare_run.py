@@ -227,9 +227,7 @@ def launch(
 def launch_quietly(
     program: JobProgram, places: tuple[RankPlace, ...], folder: str, screen: TextIO | None = None
 ) -> Outcome:
-    """Launches ranks for a command's own ends, with progress on `screen` alone. Raises KeyboardInterrupt if they are
-    stopped.
-    """
+    """Launches ranks with progress on `screen` alone. Raises KeyboardInterrupt if they are stopped."""
     outcome = launch(program, places, folder, quiet=True, **({"screen": screen} if screen is not None else {}))
     if outcome.stopped_at is not None:
         raise KeyboardInterrupt

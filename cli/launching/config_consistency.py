@@ -53,7 +53,6 @@ def check_folder(folder: str, out: str | None, plan_of: Callable[[int], str]) ->
     """Raises RendezvousError if other hosts name another run directory than `--out`, or without `--out` one that does
     not belong to a training of the job: this launcher would write there.
     """
-
     if is_other_folder(out, folder):
         raise RendezvousError(f"the other hosts train in {folder}, and --out names {out}")
     if out is None and not is_of_plan(folder, plan_of):

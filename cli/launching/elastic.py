@@ -48,7 +48,6 @@ def train_elastic(ready: Ready, rendezvous: Rendezvous, out: str | None, then: T
     after the coordinator has written all, and in pods some seconds after it (`_outlive`). Raises RendezvousError, and
     FolderInUseError.
     """
-
     # torch: a host that waits for a place has it imported when it gets one.
     importlib.import_module("dslc.runtime.launch")
     counts = tuple(ready.counts)
@@ -137,7 +136,6 @@ class _ElasticTraining:
         """Returns the program for the hosts that have met, when all see the run directory and have the same plan.
         Raises RendezvousError, and FolderInUseError.
         """
-
         self.ready = ready = self._job.on(len(group.machines))
         if group.is_coordinator:
             self._keep(group)

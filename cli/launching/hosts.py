@@ -67,7 +67,6 @@ class HostPaths:
 
 def no_endpoint(rendezvous: str) -> str:
     """Returns the first of several `HOST[:PORT]`, with commas between, that is none; "" if all are."""
-
     for each in rendezvous.split(","):
         try:
             parse_endpoint(each.strip())
@@ -80,7 +79,6 @@ def train_with_others(ready: Ready, where: HostPaths, then: Then) -> int:
     """Trains with the hosts that come to the rendezvous, or the processes that the launcher has started. Returns the
     exit status that `then` gives for the outcome, the report (on the coordinator) and the run directory.
     """
-
     try:
         return _meet_and_train(ready, where, then)
     except (FolderInUseError, RendezvousError) as reason:
@@ -97,7 +95,6 @@ def _meet_and_train(ready: Ready, where: HostPaths, then: Then) -> int:
     error. The other processes end after the coordinator: MPICH's mpirun can lose the exit status of processes that end
     at the same moment.
     """
-
     world = ready.world
     rendezvous = Rendezvous(
         address=where.rendezvous,
@@ -138,7 +135,6 @@ def wait_for_speaker(world: World | None) -> None:
     end all processes as soon as one has left with an error. It waits for the end of a speaker on this host, and for
     some time if the speaker is not seen here.
     """
-
     if world is None or world.speaks or world.size == 1:
         return
     end_with(os.getppid())  # the launcher
@@ -149,7 +145,6 @@ def wait_for_speaker(world: World | None) -> None:
 
 def _wait_for_local_speaker(world: World) -> bool:
     """Waits for the end of the process that speaks; returns False unless this launcher started it on this host."""
-
     speaker = _speaker_of(world, os.getppid())
     handle = ending(speaker, -1) if speaker is not None else -1
     if handle < 0:
@@ -168,10 +163,7 @@ def _speaker_of(world: World, launcher: int) -> int | None:
 
 
 def tell_fault(world: World, where: HostPaths, fault: str) -> bool:
-    """Tells the other processes of a launcher why this one cannot train; all of them then leave. Returns True if they
-    met.
-    """
-
+    """Tells a launcher's other processes why this one cannot train; all then leave. Returns True if they met."""
     with contextlib.suppress(RendezvousError):
         secret = given_secret(where.out)
         rendezvous = Rendezvous(where.rendezvous, world.size, facts={}, timeout=ANSWER, fault=fault, secret=secret)
@@ -182,7 +174,6 @@ def tell_fault(world: World, where: HostPaths, fault: str) -> bool:
 
 def _of_processes(rendezvous: Rendezvous, world: World, where: HostPaths, ranks: int) -> Rendezvous:
     """Returns the meeting of the processes of a launcher. Raises RendezvousError."""
-
     if rendezvous.address:
         endpoint: Endpoint = FixedEndpoint(*parse_endpoint(rendezvous.address), one_host=world.local_size == world.size)
     else:
@@ -250,6 +241,5 @@ def _folder(ready: Ready, group: LauncherGroup, out: str | None) -> str:
 
 def _gathered(ready: Ready, group: LauncherGroup) -> None:
     """Tries the folders again, with the hosts that are there for a restart."""
-
     shared(group, group.folder if group.is_coordinator else "", ANSWER)
     share_checkpoints(ready, group)

@@ -63,9 +63,7 @@ def was_stopped_by_user(ready: Ready, out: str | None) -> bool:
 
 
 def is_training_done(ready: Ready, out: str | None) -> bool:
-    """True in a pod that finds room, or is made again, when the others have ended the training and nobody writes any
-    more.
-    """
+    """True in a pod that starts when the others have ended the training and nobody writes any more."""
     if out is None or _pod_status(ready, out).state != "done" or holder(out):
         return False
     return is_of_plan(out, lambda nodes: plan_on(ready, nodes))

@@ -260,10 +260,6 @@ def run_states(folders: Sequence[str], *, ask_clusters: bool = True, now: float 
     return [_run_state(folder, told[folder], submitted[folder], queue, now) for folder in folders]
 
 
-def _has_ended(status: RunStatus | None) -> bool:
-    return status is not None and status.state not in (*ALIVE, "waiting")
-
-
 def _has_said_all(status: RunStatus | None) -> bool:
     """True if nothing follows any more, also where the script of `dslc submit` may start the ranks again."""
     return status is not None and (status.state == "done" or status.asked == "dslc stop")
@@ -283,7 +279,7 @@ def _run_state(
         return _with_state(found, "gone", silent) if silent else found
     if queue is None:
         return found
-    if _has_ended(told):
+    if told is not None and told.state not in (*ALIVE, "waiting"):
         undecided = queue.state(submitted.job)[0] == "RUNNING" and not _has_said_all(told)
         return _with_state(found, "restarting", "") if undecided else found
     silent = silence(folder, told, now)

@@ -167,9 +167,7 @@ class _Hosts(ABC):
 
 
 class FixedHosts(_Hosts):
-    """A fixed number of hosts. The first one's exit status counts, and its lines are printed; at the end, others' lines
-    too.
-    """
+    """A fixed number of hosts. The first one's exit status counts; its lines are printed, others' at the end."""
 
     def __init__(self, hosts: list[Host], board: RunControl, why: Callable[[Host], str]) -> None:
         super().__init__(hosts, board, why)

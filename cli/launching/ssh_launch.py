@@ -47,7 +47,6 @@ _OPTIONS = (
 
 def run_by_ssh(call: SSH, words: Sequence[str], job: Ready) -> int:
     """Runs `dslc run` with `words` on each host, and returns the exit status of the training."""
-
     board = RunControl(1)
     hosts: list[Host] = []
     try:

@@ -34,9 +34,7 @@ _INITIAL_FILES, _LATER_FILES = ("job.plt", "plan.json"), ("plan.svg", "report.js
 
 
 class Notes:
-    """Notes for a run. Its launcher shows them while ranks run, and the parent of this process at the end. Launching
-    ranks removes earlier notes.
-    """
+    """Notes for a run, shown by its launcher, or at the end by this process's parent. Launching ranks removes them."""
 
     def __init__(self, folder: str) -> None:
         self._folder, self._pending = folder, SimpleQueue[str]()

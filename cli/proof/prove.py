@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dslc.compiler.ir.program import CheckpointStep, ObserveMode
+from dslc.conversion.batch_size import BatchSize
 from dslc.conversion.convert import convert_files
 from dslc.conversion.draft import Draft
+from dslc.conversion.job_text import job_text
 from dslc.conversion.key_reader import is_auto
 from dslc.conversion.tools.deepspeed import resolve_autos
 from dslc.dsl.diagnostics import Report
@@ -19,16 +22,127 @@ from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.optimizers import Adam
 from dslc.dsl.language.units import number
 from dslc.dsl.meaning.load import LoadResult, load_text
+from dslc.dsl.plain import plain
 from dslc.dsl.words import quoted
 from dslc.jobs.check_job import show
 from dslc.jobs.prepare_run import Ready, launch_quietly, prepare, show_failure
-from dslc.proof.compare_curves import compare_curves, rates_differ
-from dslc.proof.proof_job import ProofSizes, default_base, proof_draft, steps_per_epoch, with_base
+from dslc.proof.compare_curves import compare_curves, largest_difference, rates_differ
 from dslc.proof.run_tool import RUNNERS, check_tool, run_tool
 from dslc.proof.runners.proof_files import Curve, ProofSetup, write_setup
 from dslc.runtime.process.program_file import write_program
 from dslc.terminal.exit_codes import JOB_AT_FAULT, TRAINING_FAILED, CommandFailedError
+from dslc.terminal.tables import console
 from dslc.verification.variants import observed, one_process
+
+
+def _norm_text(norm: float | None) -> str:
+    return "-" if norm is None else f"{norm:.5g}"
+
+
+RANKS = 2
+MOST = 8  # samples of a micro-batch, and micro-batches of a step
+VOCAB, CONTEXT = 128, 32
+# Settings that the proof leaves out, each with what happens in their place.
+_LEFT_OUT = {
+    "train.precision": "",  # the tool's runner says it, and the next
+    "train.compile": "",
+    "memory.offload": "nothing is offloaded: all memory is the host's here",
+    "model.adapter": "all parameters train",
+    "parallelism.schedule": "",
+    "parallelism.replicas": "one copy of the shards",
+    "data.validation": "",
+    "data.workers": "",
+    "data.last_batch": "",
+}
+
+
+@dataclass(frozen=True)
+class ProofSizes:
+    """The sizes of the training on this machine, and what differs from the configuration, in words."""
+
+    micro: int
+    accumulation: int
+    ranks: int
+    changes: tuple[str, ...]
+
+    @property
+    def batch(self) -> int:
+        return self.micro * self.accumulation * self.ranks
+
+
+def default_base(batch: int, samples: int, schedule: str) -> str:
+    """Returns a job with a small network and synthetic data, for a configuration that names neither. `schedule` is one
+    of the user's program, where the tool leaves it to that.
+    """
+    return f"""model {{
+  network = gpt(layers = 2, width = 64, heads = 4, context = {CONTEXT}, vocab = {VOCAB})
+  loss    = cross_entropy()
+}}
+
+data {{
+  source = synthetic(samples = {samples}, vocab = {VOCAB})
+  batch  = {batch}
+}}
+
+train {{
+  epochs    = 1
+  optimizer = adamw(lr = 1e-3)
+{schedule}}}
+"""
+
+
+def proof_draft(draft: Draft) -> tuple[Draft, ProofSizes]:
+    """Returns the draft of the job for this machine, and its sizes."""
+    small, changes = replace(draft, settings=dict(draft.settings)), []
+    for path, reason in _LEFT_OUT.items():
+        setting = small.settings.pop(path, None)
+        if setting is not None and reason:
+            changes.append(f"{path} = {setting.text}: {reason}")
+    for axis, size in draft.axes.items():
+        small.settings.pop(f"parallelism.{axis}", None)
+        changes.append(f"parallelism.{axis} = {size}: the ranks share the samples out")
+    batch = draft.batch
+    ranks = min(batch.ranks or RANKS, RANKS)
+    micro, accumulation = _shares(batch, ranks)
+    for name, before, after in (
+        ("data ranks", batch.ranks, ranks),
+        ("micro-batch", batch.micro, micro),
+        ("accumulation", batch.accumulation, accumulation),
+    ):
+        if before is not None and before != after:
+            changes.append(f"{name} {before} -> {after}")
+    small.batch = BatchSize(micro, accumulation, None, ranks).resolved()
+    small.devices, small.axes, small.wants_cpu = (1, ranks), {}, True
+    return small, ProofSizes(micro, accumulation, ranks, tuple(changes))
+
+
+def _shares(batch: BatchSize, ranks: int) -> tuple[int, int]:
+    """Returns a micro-batch and a number of micro-batches that this machine can train."""
+    accumulation = batch.accumulation or 1
+    micro = batch.micro or (max(1, batch.total // (accumulation * ranks)) if batch.total else 4)
+    if batch.accumulation is None and batch.total and batch.micro:
+        accumulation = max(1, batch.total // (micro * ranks))
+    return min(micro, MOST), min(accumulation, MOST)
+
+
+def steps_per_epoch(draft: Draft, steps: int) -> int:
+    """Returns the steps of an epoch on synthetic data: `steps` are most of a training, whose warm-up fits it."""
+    if "train.steps" in draft.settings:
+        return steps
+    epochs = _epochs(draft)
+    warmup = re.fullmatch(r"(\d+) steps?", draft.schedule.arguments.get("warmup", "")) if draft.schedule else None
+    return max(1, steps // epochs, -(-2 * int(warmup[1]) // epochs) if warmup else 0)
+
+
+def _epochs(draft: Draft) -> int:
+    stated = draft.settings.get("train.epochs")
+    return int(stated.text) if stated is not None and stated.text.isdigit() else 1
+
+
+def with_base(draft: Draft, base: str) -> str:
+    """Returns the text of the job, with network and data of the job at the path `base`."""
+    return job_text(draft, "the job of a proof", base=base)
+
 
 _RATES = "tool_rates"  # the module with the tool's rates
 
@@ -46,9 +160,7 @@ class Proof:
 
 
 def prove(draft: Draft, *, model: str, python: str, steps: int, folder: str) -> Proof:
-    """Trains both in the folder. Raises CommandFailedError if the job is refused or a training fails, and ToolError if
-    the tool cannot run.
-    """
+    """Trains both in the folder. Raises CommandFailedError if the job cannot train, ToolError if the tool cannot."""
     name = draft.tools[0]
     check_tool(RUNNERS[name], python)
     resolutions: list[str] = []
@@ -207,3 +319,32 @@ def _train_at_rates(draft: Draft, base: str, rates: Sequence[float], job: Ready,
     return _train_job(
         _prepare(with_base(changed, base), os.path.dirname(base)), steps, os.path.join(folder, "at-tool-rates")
     )
+
+
+def show_proof(proof: Proof) -> None:
+    from rich.table import Table
+
+    sizes, tool = proof.sizes, proof.tool
+    shown = console()
+    batch = f"batch {sizes.batch} = {sizes.micro} x {sizes.accumulation} x {sizes.ranks}"
+    shown.print(plain(f"{tool.name} against the job, {len(tool.losses)} steps on CPUs in fp32, {batch}"), markup=False)
+    for change in proof.changes:
+        shown.print(plain(f"  changed for this machine: {change}"), markup=False)
+    steps = Table(box=None, pad_edge=False)
+    columns = ["step", "loss", "the job", "apart", "rate", "the job", "norm", "the job"]
+    columns += ["at its rates"] if proof.at_tool_rates else []
+    for column in columns:
+        steps.add_column(column, justify="right", no_wrap=True)
+    for index, (loss, norm, rate) in enumerate(zip(tool.losses, tool.norms, tool.rates, strict=True)):
+        job = proof.job
+        row = [str(index + 1), f"{loss:.6f}", f"{job.losses[index]:.6f}", _difference_text(loss, job.losses[index])]
+        row += [f"{rate:.4g}", f"{job.rates[index]:.4g}", _norm_text(norm), _norm_text(job.norms[index])]
+        row += [f"{proof.at_tool_rates.losses[index]:.6f}"] if proof.at_tool_rates else []
+        steps.add_row(*row)
+    shown.print(steps)
+    for finding in proof.findings:
+        shown.print(plain(finding), markup=False)
+
+
+def _difference_text(a: float, b: float) -> str:
+    return f"{largest_difference([a], [b]):.0e}" if a != b else "0"

@@ -19,7 +19,6 @@ from dslc.dsl.show import render as shown_text
 from dslc.jobs.check_job import check_one, inspect
 from dslc.probe.gpus import restore_visible
 from dslc.python_api.html_views import diagnostics_html, run_html
-from dslc.python_api.live_progress import LiveProgress, notebook_output
 from dslc.python_api.python_objects import object_settings, settings_of
 from dslc.runs.run_folder import make_folder
 from dslc.runtime.process.records import Record, read_metrics
@@ -30,6 +29,51 @@ if TYPE_CHECKING:
     import torch
 
     from dslc.compiler.compile import Compiled
+import time
+
+from dslc.python_api.html_views import loss_curve, progress_html
+from dslc.runtime.process.records import NOTES, Follower
+
+EVERY = 0.5  # seconds between two updates
+Update = Callable[[str], None]
+
+
+def notebook_output() -> Update | None:
+    """Returns what shows HTML in the present cell of a notebook, in place of what it showed before; None elsewhere."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if not hasattr(shell, "kernel"):
+        return None
+    handle = ipython.display.display(ipython.display.HTML(""), display_id=True)
+    return lambda page: handle.update(ipython.display.HTML(page))
+
+
+class LiveProgress:
+    """Shows the records of a training, at most every `EVERY` seconds, and its notes."""
+
+    def __init__(self, update: Update, steps: int, folder: str) -> None:
+        self._update, self._steps = update, steps
+        self._notes, self._shown_notes = Follower(os.path.join(folder, NOTES)), list[str]()
+        self._records: list[Record] = []
+        self._at = -EVERY
+
+    def record(self, record: Record) -> None:
+        """Takes a record, and shows it unless another was shown a moment ago."""
+        self._records.append(record)
+        if time.monotonic() - self._at >= EVERY:
+            self._show("")
+
+    def close(self, end: str) -> None:
+        """Shows how the training ended."""
+        self._show(end)
+
+    def _show(self, end: str) -> None:
+        self._at = time.monotonic()
+        self._shown_notes += [line.rstrip() for line in self._notes.new()]
+        last = {record["split"]: record for record in self._records}
+        step = max((record["step"] for record in last.values()), default=0)
+        curve = loss_curve(self._records)
+        self._update(progress_html(step, self._steps, last, curve, self._shown_notes, end))
 
 
 __all__ = [
@@ -286,9 +330,7 @@ def export(
     set: Mapping[str, object] | None = None,
     **objects: object,
 ) -> str:
-    """Writes the whole weights of a checkpoint to `output`, a `.safetensors` or `.pt` file; returns its path. Raises
-    `JobError` and `CommandError`.
-    """
+    """Writes a checkpoint's whole weights to a `.safetensors` or `.pt` file. Raises `JobError`, `CommandError`."""
     with _all_settings(settings, set, objects) as laid, _as_file(job) as path:
         run_command("export", path, laid, ["-o", output, *_checkpoint_options(checkpoint)])
     return output

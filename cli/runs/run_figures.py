@@ -84,9 +84,7 @@ def curves(records: Sequence[Record]) -> list[MetricCurve]:
 
 
 def _phase_steps(phases: Mapping[tuple[str, str], Sequence[Point]]) -> dict[str, set[int]]:
-    """Returns the steps of each split whose phases are shown. A chart stacks them, so all have the
-    steps of their thinned sum.
-    """
+    """Returns the steps of each split that is shown: those of the thinned sum, as a chart stacks the phases."""
     sums: dict[str, dict[int, float]] = {}
     for (_, split), line in phases.items():
         of_split = sums.setdefault(split, {})

@@ -59,9 +59,7 @@ class _Slice:
 
 
 def write_trace(plan: PlanGraph, view: PlanView, folder: str, traced: Sequence[int] = ()) -> str:
-    """Writes the trace of a run, and returns what to tell of it. `traced` are the ranks that were recorded; () for
-    all.
-    """
+    """Writes the trace of a run, and returns what to tell of it. `traced`: the recorded ranks; () for all."""
     logs, ranks = os.path.join(folder, "logs"), traced or range(view.world_size)
     clocks = {rank: clock for rank in ranks if (clock := _read_clock(logs, rank)) is not None}
     if not clocks:

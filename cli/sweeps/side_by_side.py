@@ -81,9 +81,7 @@ class Needs:
 def shared_out(
     needs: Sequence[Needs], count: int, cores: Sequence[int], gpus: Sequence[str], memory: int
 ) -> list[DeviceShare]:
-    """Returns places for `count` trainings at once on a machine of these `cores`, `gpus` and bytes of memory. Raises
-    NotHeld.
-    """
+    """Returns places for `count` trainings at once on these `cores`, `gpus` and bytes of memory. Raises NotHeld."""
     most = max(each.processes for each in needs)
     named = next((each.named for each in needs if each.named), ())
     if named:
@@ -255,7 +253,6 @@ def _words(outcome: Outcome) -> str:
 
 def _child(training: SweepTraining, place: DeviceShare, told: IO[str], parent: int) -> NoReturn:
     """Trains, in a process of its own, and ends it; the result is written into `told`."""
-
     status = TRAINING_FAILED
     try:
         os.setpgid(0, 0)  # Ctrl-C goes to the command, which passes it on

@@ -173,9 +173,7 @@ def _replacement(source: Source, edit: TextEdit) -> dict[str, Json]:
 
 
 def junit(reports: Reports) -> str:
-    """Returns a suite for each job, with a case for each error; a job without errors is one case that passes. Warnings
-    and notes are its output.
-    """
+    """Returns a suite for each job, a case for each error or one that passes; warnings and notes are its output."""
     suites = [_suite(job, diagnostics) for job, diagnostics in reports.items()]
     return (
         '<?xml version="1.0" encoding="utf-8"?>\n<testsuites name="dslc check">\n' + "".join(suites) + "</testsuites>\n"

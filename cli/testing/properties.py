@@ -26,9 +26,7 @@ def assume_accepted(variant: JobVariant) -> None:
 
 
 def assert_same_training(variant: JobVariant, baseline: JobVariant) -> None:
-    """Asserts that two plans train alike: the same global batch and seed, the same samples in the same order, as many
-    steps.
-    """
+    """Asserts that two plans train alike: the same global batch, seed, order of samples and number of steps."""
     wrong = _differences(variant, baseline)
     assert not wrong, f"{variant.command}\ntrains otherwise than\n{baseline.command}\n" + "\n".join(wrong)
 

@@ -31,9 +31,7 @@ class SettingValue:
 
 
 def read_job(folder: str, settings: Sequence[str] = ()) -> JobSpec | None:
-    """Returns the job of a run directory with other `settings`; None if there is none, or this version of dslc does not
-    read it. Nothing but `job.plt` is read.
-    """
+    """Returns a run's job with other `settings`, from `job.plt` alone; None without one that this dslc reads."""
     try:
         text = read_text(os.path.join(folder, JOB), BYTES.most)
     except (OSError, ValueError):

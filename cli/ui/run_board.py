@@ -60,9 +60,7 @@ class _WaitingTraining:
 
 @dataclass(kw_only=True)
 class _WatchedRun:
-    """A run, what is known of it, and the stamps of the files that say so. `shown` is what the page has of it, since
-    the revision `changed`.
-    """
+    """A run, its facts, and the stamps of their files. `shown`: what the page has since the revision `changed`."""
 
     folder: str
     name: str

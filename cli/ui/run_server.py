@@ -7,6 +7,7 @@ other name of this address reads it. There is no method but GET. No path names a
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import secrets
@@ -16,9 +17,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from dslc.compiler.show.page.assets import PAGE, read_assets
 from dslc.dsl.plain import plain
 from dslc.ui.run_board import RunBoard
-from dslc.ui.runs_page import runs_page
+
+UI = "dslc.ui"
+SHARED_SCRIPTS = ("plan_model.js", "movable_view.js", "curves.js")  # of the plan's page
+SCRIPTS = ("runs_model.js", "parallel_axes.js", "runs_table.js", "runs_page.js")
 
 HOST = "127.0.0.1"
 _IDLE = 30.0  # seconds that a connection may be silent
@@ -111,3 +116,25 @@ def hosts(port: int) -> set[str]:
 
 def _number(text: str) -> int:
     return int(text) if text.isdecimal() and len(text) < 16 else 0
+
+
+def runs_page(title: str, nonce: str) -> str:
+    """Returns the page. The browser runs no script and takes no style without its `nonce`."""
+    name = html.escape(plain(title))
+    style = read_assets(PAGE, ("base.css",)) + read_assets(UI, ("runs_page.css",))
+    script = read_assets(PAGE, SHARED_SCRIPTS) + read_assets(UI, SCRIPTS)
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width">\n<link rel="icon" href="data:,">\n'
+        f'<title>{name}</title>\n<style nonce="{nonce}">\n{style}</style>\n</head>\n<body>\n'
+        f'<header><h1>{name}</h1><p id="status" role="status">This page needs JavaScript.</p></header>\n'
+        '<aside id="filters" aria-label="filters"></aside>\n<main>\n'
+        '<section aria-labelledby="title-runs"><h2 id="title-runs">runs</h2>'
+        '<div class="wide" id="runs" tabindex="0" role="region" aria-labelledby="title-runs"></div></section>\n'
+        '<section aria-labelledby="title-axes" id="axes" hidden><h2 id="title-axes">what differs</h2>'
+        '<label class="outcome">outcome <select id="outcome"></select></label><div id="parallel"></div>'
+        '<p id="readout" class="note"></p></section>\n'
+        '<section aria-labelledby="title-curves"><h2 id="title-curves">curves</h2><div id="curves"></div>'
+        '<details id="phases"><summary>phases of a step</summary><div></div></details></section>\n'
+        f'</main>\n<script nonce="{nonce}">\n{script}</script>\n</body>\n</html>\n'
+    )

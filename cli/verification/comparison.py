@@ -159,9 +159,7 @@ def rounding_of(one: Observation, others: Sequence[Observation], times: float = 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundingShares:
-    """The differences of a plan as shares of what rounding explains: of each step's loss and norm, and the largest of a
-    parameter, with its name.
-    """
+    """A plan's differences as shares of rounding: each step's loss and norm, and the largest of a named parameter."""
 
     losses: Sequence[float]
     norms: Sequence[float]

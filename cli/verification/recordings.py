@@ -180,9 +180,7 @@ def _copy_distances(parts: Any) -> Iterator[CopyDistance]:
 
 
 def write_recording(path: str, recording: TensorRecording, bounds: Mapping[TensorKey, float]) -> None:
-    """Writes a recording, with the rounding of each of its tensors as it was measured where it was made. Raises
-    OSError.
-    """
+    """Writes a recording, with the measured rounding of each of its tensors. Raises OSError."""
     import numpy as np
     from safetensors.numpy import save
 

@@ -36,9 +36,7 @@ class CannotShrink(Exception):
 
 
 def observed(job: JobSpec) -> JobSpec:
-    """Returns the job without what a few observed steps do not need: checkpoints, promises and evaluations except for
-    metrics.
-    """
+    """Returns the job without what a few observed steps do not need: checkpoints, promises, most evaluations."""
     return replace(
         job,
         checkpoint=CheckpointSpec(asynchronous=job.checkpoint.asynchronous),
@@ -50,9 +48,7 @@ def observed(job: JobSpec) -> JobSpec:
 
 
 def one_process(job: JobSpec) -> JobSpec:
-    """Returns the same training in one process: the same global batch at once, nothing sharded, recomputed or
-    offloaded.
-    """
+    """Returns the same training in one process: the whole batch at once, nothing sharded, recomputed, offloaded."""
     gpus = job.devices.gpus
     gpu = None if gpus is None else gpus[:1] if isinstance(gpus, tuple) else 1
     precision = job.train.precision

@@ -37,7 +37,7 @@ class ParsedItem(NamedTuple):
 class Builder:
     """Makes the nodes of one text.
 
-    While recovery.py completes an entry with a mistake, `mending` is the end of that entry: its value is broken, and
+    While `Recovery` completes an entry with a mistake, `mending` is the end of that entry: its value is broken, and
     nothing more is reported. `dropping` is set too if the entry must be left out. `complete` is false if any entry was
     left out.
     """

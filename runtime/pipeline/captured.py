@@ -58,9 +58,7 @@ def look(
     precision: PrecisionStep,
     tensor: TensorParallelStep | None = None,
 ) -> tuple[tuple[str, ...], tuple[Seam, ...], tuple[Repeated, ...]]:
-    """Returns the layers in order, the values that cross each cut, and the parameters used again after others. Raises
-    as `capture` does.
-    """
+    """Returns the layers in order, the values across each cut, and parameters used again. Raises as `capture` does."""
     recordings = capture(model, layers, input_form, precision, tensor)
     layer_order = order(recordings, layers, root_names)
     return layer_order, seams(recordings, model, layer_order, root_names), recordings[True].repeated

@@ -29,9 +29,7 @@ Contexts = Callable[[], contextlib.AbstractContextManager[object]]
 
 
 def enter_passes(stage: PipelineStage, enter: Callable[[int], None], enter_backward: Callable[[], None]) -> None:
-    """Lets torch's stage call `enter` with the number of a micro-batch before its forward pass, and `enter_backward`
-    before each backward pass.
-    """
+    """Lets torch's stage call `enter` with a micro-batch before its forward, `enter_backward` before a backward."""
 
     def forward_entered(number: int, *args: Any, **kwargs: Any) -> Any:
         enter(number)

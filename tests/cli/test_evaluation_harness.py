@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from helpers.tiny_llama import save_llama
 
+from dslc.commands.evaluate import tasks_and_options
 from dslc.main import main
-from dslc.runs.evaluation_harness import tasks_and_options
 from dslc.terminal.exit_codes import CommandFailedError
 
 JOB = """

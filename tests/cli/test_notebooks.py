@@ -11,10 +11,9 @@ from helpers.paths import ROOT
 from IPython.core.interactiveshell import InteractiveShell
 
 import dslc
-from dslc.python_api.functions import RunResult, Verification
+from dslc.python_api.functions import LiveProgress, RunResult, Verification, notebook_output
 from dslc.python_api.html_views import loss_curve
 from dslc.python_api.ipython_extension import MagicUsageError, parse_line
-from dslc.python_api.live_progress import LiveProgress, notebook_output
 from dslc.runtime.process.records import NOTES
 
 JOB = """

@@ -29,8 +29,7 @@ from dslc.runtime.process.records import NAME, Records
 from dslc.runtime.process.run_status import RunStatus, write_status
 from dslc.ui.job_differences import comparable_settings, differing_settings, job_settings, read_job
 from dslc.ui.run_board import RunBoard
-from dslc.ui.run_server import RunServer, hosts
-from dslc.ui.runs_page import SCRIPTS, SHARED_SCRIPTS
+from dslc.ui.run_server import SCRIPTS, SHARED_SCRIPTS, RunServer, hosts
 
 DIGITS = EXAMPLES / "digits.plt"
 TSC = shutil.which("tsc")

@@ -81,9 +81,7 @@ def adapt_trainer(
 
 
 def make_object(section: Any, default_module: str, first: Any) -> Any:
-    """Makes the object of a section with `class_path` and `init_args`; a name without a module is of the default one,
-    as in a `LightningCLI`.
-    """
+    """Makes the object of `class_path` and `init_args`, with a default module as in a `LightningCLI`."""
     module, _, name = str(section["class_path"]).rpartition(".")
     return getattr(importlib.import_module(module or default_module), name)(first, **(section.get("init_args") or {}))
 

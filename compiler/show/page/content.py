@@ -39,9 +39,7 @@ class RunFigures(Record):
 
 @record
 class PageSide(Record):
-    """A plan of the page, by the name that the reader gave it; and the run that followed it. `moments` are those of an
-    analysed job, by pipeline coordinate.
-    """
+    """A plan of the page under its name, with the run that followed it; `moments` of an analysed job, by coordinate."""
 
     name: str
     plan: PlanView

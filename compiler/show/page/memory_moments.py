@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dslc.compiler.cost.account import NEVER, MemoryAccount
 from dslc.compiler.cost.loss_bytes import LossBytes
 from dslc.compiler.cost.rank_stages import ActionMemory, StageMemory
-from dslc.compiler.ir.memory import Phase
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.record import Record, record
 
@@ -79,19 +78,7 @@ class _MomentRecorder(MemoryAccount):
         super()._forward_all_microbatches(loss)
         self._is_ahead = False
 
-    def _stop(
-        self,
-        label: str,
-        layer: int | None,
-        gradients: int,
-        communication: int,
-        activations: int,
-        *,
-        phase: Phase = "pass",
-        by_layer: bool | None = None,
-    ) -> None:
-        super()._stop(label, layer, gradients, communication, activations, phase=phase, by_layer=by_layer)
-        total = self._always + gradients + communication + activations + self._others
+    def _note_total(self, total: int, layer: int | None, by_layer: bool) -> None:
         if self._is_ahead:
             self._ahead = max(self._ahead, total)
         elif self._action is None:

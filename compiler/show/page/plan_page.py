@@ -5,24 +5,192 @@ without `import`, because a browser loads no module of a file from another file.
 
 A page of two plans has each view twice, side by side. What belongs to the second plan has `data-side="1"`, and its data
 are in script elements whose names end in `-2`.
+
+A cursor in the schedule shows what each drawn row does and holds at a moment. A plan has what a rank holds between two
+steps (`MemoryNode.rest`), and the activations that it keeps at a moment for the backward pass (`StageNode.kept`), as in
+the strips of the picture. Where the job was analysed, each pass also has the most that the rank holds during it
+(memory_moments.py): with what layers work in, gradients made in the step and gathered parameters. A plan alone does not
+have that.
 """
 
 from __future__ import annotations
 
 import html
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.plan import PlanView
+from dslc.compiler.show.describe import axis_of
 from dslc.compiler.show.draw import VIEWS, draw
 from dslc.compiler.show.page.assets import PAGE, read_assets
 from dslc.compiler.show.page.content import ComparedSection, PageSide, PlanComparison, ReportLine, RunFigures
 from dslc.compiler.show.page.memory_moments import MemoryMoments
-from dslc.compiler.show.page.subjects import SubjectTable, linked_svg
-from dslc.compiler.show.page.timeline import timeline
 from dslc.compiler.show.picture import svg
+from dslc.compiler.show.schedule import NAMES, ScheduleBox, known_times, pass_rows, schedule_layout
 from dslc.dsl.plain import plain
+from dslc.dsl.record import Record, record
+
+
+@record
+class TimelineRow(Record):
+    """A drawn row of the schedule: ranks `first` to `last` at one pipeline coordinate.
+
+    `passes` are (kind, stage, micro-batch, start, end, most bytes), the last None where it is not known; `held` are
+    (start, end, micro-batches, bytes of activations). `rest` is the memory between two steps, and `peak` the highest,
+    at `moment`, of the ranks that hold most; None where the plan does not know.
+    """
+
+    pipeline: int
+    first: int
+    last: int
+    rest: int | None
+    peak: int | None
+    moment: str
+    passes: tuple[tuple[str, int, str, float, float, int | None], ...]
+    held: tuple[tuple[float, float, int, int], ...]
+
+
+@record
+class PageTimeline(Record):
+    """`spans` are the parts of a row that show times: their ends from the row's left edge, and the times there. Times
+    are seconds where `timed`, else in units of the mean forward pass.
+    """
+
+    timed: bool
+    total: float
+    spans: tuple[tuple[float, float, float, float], ...]
+    rows: tuple[TimelineRow, ...]
+
+
+def timeline(plan: PlanView, moments: Sequence[MemoryMoments] = ()) -> PageTimeline:
+    """Returns the step as the schedule view draws it, with the memory of its moments by pipeline coordinate."""
+    layout = schedule_layout(plan)
+    ranks_of_row = plan.world_size // axis_of(plan, "pipeline").size
+    rows = []
+    for number in layout.visible_rows:
+        if number is None:
+            continue
+        nodes = [node.memory for node in plan.ranks if node.pipeline == number]
+        memory = max(nodes, key=lambda node: node.peak, default=None)
+        memories = moments[number] if moments else None
+        rows.append(
+            TimelineRow(
+                pipeline=number,
+                first=number * ranks_of_row,
+                last=(number + 1) * ranks_of_row - 1,
+                rest=memory.rest if memory else None,
+                peak=memory.peak if memory else None,
+                moment=memory.moment if memory else "",
+                passes=tuple(
+                    (box.kind, box.stage, box.text, _short(box.start), _short(box.end), _most_bytes(box, memories))
+                    for box in layout.rows[number]
+                ),
+                held=tuple((_short(h.start), _short(h.end), h.pieces, h.bytes) for h in layout.held[number]),
+            )
+        )
+    return PageTimeline(
+        timed=known_times(plan) is not None,
+        total=_short(layout.window.total),
+        spans=tuple((_short(a), _short(b), _short(c), _short(d)) for a, b, c, d in layout.window.spans),
+        rows=tuple(rows),
+    )
+
+
+def _most_bytes(box: ScheduleBox, moments: MemoryMoments | None) -> int | None:
+    if moments is None:
+        return None
+    if box.kind == "E":
+        return moments.ahead
+    if len(box.kind) > 1:  # the exchange, the update and the rest of the step
+        return moments.end
+    return moments.actions.get((box.kind, box.stage, int(box.text)))
+
+
+def _short(value: float) -> float:
+    """Returns the number to seven digits, which keep the page small."""
+    return float(f"{value:.7g}")
+
+
+Subject = Mapping[str, int]
+_NODE = re.compile(r'<g id="(\w+)" class="(node|edge|cluster)">\s*<title>(.*?)</title>')
+_NUMBERED = re.compile(r"(rank|pipeline|lane|update|exchange|within|row|held) (\d+)(?:\.(\d+))?(?:\.\d+)?( [\w ]+)?")
+_ACTION = re.compile(r"(\d+)([FBIW])\d*( text)?")
+_ROW = re.compile(r"row (\d+)")
+_TEXT = re.compile(
+    r" (text|name|device|holds|bar|memory|ranks|idle|gap|where|sent|behind \d)$"
+)  # names of what stands inside a box
+
+
+class SubjectTable:
+    """The objects of the plan that the boxes of the views stand for, by the names of the boxes."""
+
+    def __init__(self, plan: PlanView) -> None:
+        self._ranks_of_stage = plan.world_size // axis_of(plan, "pipeline").size
+        self._pipelines = {stage.index: stage.pipeline for stage in plan.stages}
+        self._rows = pass_rows(plan) if plan.stages else []
+
+    def subject(self, view: str, name: str) -> Subject:
+        """Returns the numbers of the rank, pipeline coordinate, stage and exchange of a box; {} for a decoration."""
+        if action := _ACTION.fullmatch(name):
+            stage = int(action[1])
+            return {"stage": stage, "pipeline": self._pipelines.get(stage, 0)}
+        numbered = _NUMBERED.fullmatch(name)
+        if numbered is None:
+            return {}
+        kind, number = numbered[1], int(numbered[2])
+        if kind == "rank":
+            return {"rank": number, "pipeline": number // self._ranks_of_stage}
+        subject = {"pipeline": number}
+        if numbered[3] is not None and kind == "exchange":
+            subject["exchange"] = int(numbered[3])
+        if numbered[3] is not None and kind == "row" and number < len(self._rows):
+            pieces = self._rows[number]
+            if int(numbered[3]) < len(pieces):  # else the exchange or the update, which belong to the whole rank
+                subject["stage"] = pieces[int(numbered[3])].stage
+        return subject
+
+    def label(self, name: str, subject: Subject) -> str:
+        """Returns what a screen reader says of a box: `forward of micro-batch 3, stage 0, pipeline 0`."""
+        words = [f"{kind} {number}" for kind, number in subject.items()]
+        if action := _ACTION.fullmatch(name):
+            return ", ".join([NAMES[action[2]], *words])
+        numbered = _NUMBERED.fullmatch(name)
+        if "stage" in subject and numbered is not None and numbered[1] == "row":
+            piece = self._rows[int(numbered[2])][int(numbered[3])]
+            return ", ".join([f"{NAMES[piece.kind]} of micro-batch {piece.text}", *words])
+        return ", ".join(words)
+
+
+def linked_svg(picture: str, view: str, prefix: str, subjects: SubjectTable) -> str:
+    """Returns the SVG of a view for the page: its ids begin with `prefix`, and its boxes say what they stand for.
+
+    A box that can be selected is a button, which plan_page.js puts into the tab order. The names that Graphviz gives as
+    titles are left out: a browser would show them under the pointer.
+    """
+
+    def mark(match: re.Match[str]) -> str:
+        name = html.unescape(match[3])
+        attributes = "".join(_attributes(subjects, view, name))
+        return f'<g id="{prefix}-{match[1]}" class="{match[2]}"{attributes}>'
+
+    picture = _NODE.sub(mark, picture[picture.index("<svg") :].rstrip())
+    picture = re.sub(r"<!--.*?-->\n?", "", picture)
+    picture = re.sub(r' id="a_\w+"| id="graph0"| xml:space="preserve"', "", picture)
+    picture = re.sub(r"(<g class=\"graph\"[^>]*>)\s*<title>.*?</title>", r"\1", picture, count=1, flags=re.DOTALL)
+    return re.sub(r'<svg width="\S+" height="\S+"', "<svg", picture, count=1)
+
+
+def _attributes(subjects: SubjectTable, view: str, name: str) -> Iterator[str]:
+    subject = subjects.subject(view, name)
+    for kind, number in subject.items():
+        yield f' data-{kind}="{number}"'
+    if row := _ROW.fullmatch(name):
+        yield f' data-row="{row[1]}"'
+    if subject and not _TEXT.search(name) and not name.startswith("held "):
+        yield f' tabindex="-1" role="button" aria-label="{html.escape(subjects.label(name, subject))}"'
+
 
 SCRIPTS = ("plan_model.js", "movable_view.js", "timeline_cursor.js", "curves.js", "plan_page.js")
 STYLES = ("base.css", "plan_page.css")

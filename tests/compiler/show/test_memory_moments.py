@@ -10,7 +10,7 @@ from helpers.paths import EXAMPLES
 from dslc.compiler.compile import compile_plan
 from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.show.page.memory_moments import memory_moments
-from dslc.compiler.show.page.timeline import timeline
+from dslc.compiler.show.page.plan_page import timeline
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
 from dslc.jobs.check_job import inspect

@@ -20,9 +20,7 @@ from dslc.compiler.compile import compile_plan
 from dslc.compiler.ir.number_text import byte_text
 from dslc.compiler.show.draw import VIEWS
 from dslc.compiler.show.page.memory_moments import memory_moments
-from dslc.compiler.show.page.plan_page import SCRIPTS, plan_page
-from dslc.compiler.show.page.subjects import SubjectTable
-from dslc.compiler.show.page.timeline import timeline
+from dslc.compiler.show.page.plan_page import SCRIPTS, SubjectTable, plan_page, timeline
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
 from dslc.jobs.check_job import inspect
