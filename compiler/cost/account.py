@@ -359,9 +359,7 @@ class MemoryAccount:
         return gradients
 
     def _walk_first_half(self, stage: StageMemory, engine: UnshardedMemory | ShardedMemory, gradients: int) -> None:
-        """Walks the half that makes gradients of inputs: it frees nothing, and keeps the gradients that weights will
-        need.
-        """
+        """Walks the half for gradients of inputs, which frees nothing and keeps what the weights' half needs."""
         # The output is counted beside the action, or its gradient lies where this stage receives.
         activations = self._activations_before(stage.layers.stop) + stage.of_loss - stage.output
         for n in reversed(stage.layers):
@@ -457,14 +455,17 @@ class MemoryAccount:
         by_layer: bool | None = None,
     ) -> None:
         """Notes a moment of the step. `by_layer`: the layers before `layer`, or all, keep their activations then."""
-        held_bytes = activations + self._others
-        total = self._always + gradients + communication + held_bytes
+        total = self._always + gradients + communication + activations + self._others
+        by_layer = phase == "pass" if by_layer is None else by_layer
+        self._note_total(total, layer, by_layer)
         if total <= self._most:
             return
         self._most = total
-        by_layer = phase == "pass" if by_layer is None else by_layer
         layers_before = (len(self._bytes) if layer is None else layer) if by_layer else None
         self._peak = (label, phase, self._first, layers_before, gradients, communication, activations, self._others)
+
+    def _note_total(self, total: int, layer: int | None, by_layer: bool) -> None:
+        """Follows what the rank holds in a moment of the step."""
 
     def _peak_node(self) -> MemoryNode:
         state = self._rest
@@ -517,20 +518,8 @@ class _PeakRecorder(MemoryAccount):
         self._copies_are_freed = False
         return gradients
 
-    def _stop(
-        self,
-        label: str,
-        layer: int | None,
-        gradients: int,
-        communication: int,
-        activations: int,
-        *,
-        phase: Phase = "pass",
-        by_layer: bool | None = None,
-    ) -> None:
-        super()._stop(label, layer, gradients, communication, activations, phase=phase, by_layer=by_layer)
-        total = self._always + gradients + communication + activations + self._others
-        if by_layer is False or (by_layer is None and phase != "pass"):
+    def _note_total(self, total: int, layer: int | None, by_layer: bool) -> None:
+        if not by_layer:
             self._fixed = max(self._fixed, total)
         elif self._beside != NEVER:
             n, first = len(self._bytes) if layer is None else layer, self._first

@@ -66,9 +66,7 @@ class GatheredBytes(NamedTuple):
 
 
 class GatheredUnits:
-    """The units of one stage: each of its layers is a unit, or belongs to the root. `has_backward`: a gradient reaches
-    the layer.
-    """
+    """The units of a stage: each layer, unless the root has it. `has_backward`: a gradient reaches the layer."""
 
     def __init__(
         self,
@@ -100,10 +98,7 @@ class GatheredUnits:
         buffer = sizes[self._buffer].buffer if self._buffer is not None else 0
         if self._gathered not in self._sums:
             self._sums[self._gathered] = sum(sizes[unit].gathered for unit in self._gathered)
-        return self._sums[self._gathered] + self._pending_bytes() + buffer
-
-    def _pending_bytes(self) -> int:
-        return sum(self._sizes[unit].buffer for unit in self._pending)
+        return self._sums[self._gathered] + sum(self._sizes[unit].buffer for unit in self._pending) + buffer
 
     def follow(self, forward: bool, is_final: bool) -> GatheredBytes:
         """Follows a pass of a micro-batch; `is_final`: the last backward pass of a step."""

@@ -25,9 +25,7 @@ from dslc.dsl.record import Record, record
 
 @record
 class LayerBytes(Record):
-    """One layer of a micro-batch: its saved activations, and its working memory forward, in recomputation, and
-    backward.
-    """
+    """One layer of a micro-batch: saved activations, and working memory forward, in recomputation and backward."""
 
     kept: int
     forward: int
@@ -123,7 +121,7 @@ def layer_bytes(
     sizes = _without_masks(job, layer, recompute, samples, besides)
     if not layer.masks:
         return sizes
-    masks = mask_bytes(job, layer)
+    masks = layer.masks * (2 if low_precision(job) else 4)
     return replace(
         sizes,
         kept=sizes.kept + (masks if sizes.backward and not recompute.layer else 0),
@@ -131,11 +129,6 @@ def layer_bytes(
         again=sizes.again + masks if sizes.again else 0,
         backward=tuple(replace(moment, bytes=moment.bytes + masks) for moment in sizes.backward),
     )
-
-
-def mask_bytes(job: JobSpec, layer: LayerNode) -> int:
-    """Returns the bytes of dropout masks, whatever the samples."""
-    return layer.masks * (2 if low_precision(job) else 4)
 
 
 def copy_bytes(job: JobSpec, layer: LayerNode) -> int:
@@ -185,9 +178,7 @@ def _working(job: JobSpec, layer: LayerNode) -> Working:
 
 
 def _unknown(layer: LayerNode, saved: int, autocast: bool) -> Working:
-    """Estimates a layer whose operations are unknown: its output is made beside its saved tensors, and so are two
-    gradients.
-    """
+    """Estimates a layer of unknown operations: its output is made beside its saved tensors, and two gradients."""
     ends = layer.input.bytes + layer.output.bytes
     most, numbers = max((q.count for q in layer.parameters), default=0), sum(q.count for q in layer.parameters)
     return Working(

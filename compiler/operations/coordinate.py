@@ -93,9 +93,7 @@ class Coordinate(Staging):
         return m.LAST_WEIGHT_GRADIENTS if self.sharding.accumulate else m.WEIGHT_GRADIENTS
 
     def padded(self, parameter: ParameterNode) -> int:
-        """Returns the numbers of a parameter, as the tensor and the expert axis leave it, padded to equal rows on all
-        shards.
-        """
+        """Returns a parameter's numbers as tensor and expert axes leave it, padded to equal rows on all shards."""
         shape, shards = self.shape(parameter), self.sharding.shards_of(parameter)
         return largest(shape[0], shards) * shards * prod(shape[1:]) if shape else 0
 

@@ -59,9 +59,7 @@ def _sums(
     times: int,
     parts: int = 1,
 ) -> Iterator[StepOperation]:
-    """Yields the sums of the gradients of each stage, and before them the sums of their scale in half precision. A rank
-    has one of `parts` of each gradient.
-    """
+    """Yields each stage's sums of gradients, of which a rank has one of `parts`, after those of their scale in fp16."""
     dtype = summed_in(place.sharding)
     trained = {
         stage: {name: w.trained for name, w in weights.items() if w.stage == stage and w.trained}

@@ -39,7 +39,7 @@ def _activations(place: Coordinate) -> Iterator[StepOperation]:
     ):
         sizes: dict[str, list[int]] = {}
         for fact in (fact for i in ends for fact in between[i]):
-            sizes.setdefault(fact.dtype, []).append(message_bytes(fact))
+            sizes.setdefault(fact.dtype, []).append(prod(fact.shape) * DTYPE_BYTES[fact.dtype])
         for dtype, bytes in sizes.items():
             yield operation(kind, what, STAGES, IN_SCHEDULE, bytes, dtype=dtype, times=place.layout.microbatches)
 
@@ -72,7 +72,3 @@ def messages(staging: Staging) -> tuple[tuple[TensorFact, ...], ...]:
             facts.append(TensorFact(shape=(staging.workload.microbatch, *shape), dtype=fact.dtype))
         tensors.append(tuple(facts))
     return tuple(tensors)
-
-
-def message_bytes(fact: TensorFact) -> int:
-    return prod(fact.shape) * DTYPE_BYTES[fact.dtype]

@@ -197,9 +197,7 @@ class _TensorAxis:
                 yield _TensorCollective("all_reduce", Payload.LOSS_PARTS, "float32", 4 * targets)
 
     def _loss_of_chunks(self, head: HeadChunks) -> Iterator[_TensorCollective]:
-        """Yields the all-reduces of each chunk: the largest score, the sum, the target's score, and the sum of scores
-        where labels are smoothed.
-        """
+        """Yields a chunk's all-reduces: largest score, sum, target's score, and the scores' sum for smoothed labels."""
         for chunk in range(head.chunks):
             start, stop = piece(head.tokens, head.chunks, chunk)
             for _ in range(4 if self._smooths else 3):

@@ -131,9 +131,7 @@ def _is_fine(broken: Collection[str], *prefixes: str) -> bool:
 def _known_facts(
     job: JobSpec, facts: Facts, broken: Collection[str], reuse: Reuse, *, sound: bool
 ) -> Findings[KnownFacts]:
-    """Returns what the readable blocks of a job tell: its layout, its workload and its model. `sound`: the job has no
-    errors so far.
-    """
+    """Returns the layout, workload and model of a job's readable blocks. `sound`: no errors so far."""
     source = facts.source or source_facts(job.data.source, context_of(job))
     layout = workload = model = cuts = None
     loss_fits = True

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from dslc.compiler.ir.number_text import byte_text, percent_text, time_text
 from dslc.compiler.rules.choice.plan_choice import PlanChoice, PricedPlan
 from dslc.dsl.json_value import Json
@@ -74,9 +72,6 @@ def choice_json(choice: PlanChoice) -> dict[str, Json]:
     """Returns the choice as plain data: all plans, the front and the chosen one by their places in the list."""
     places = {id(plan): n for n, plan in enumerate(choice.plans)}
 
-    def places_of(plans: Iterable[PricedPlan]) -> list[Json]:
-        return [places[id(plan)] for plan in plans]
-
     return {
         "searched": list(choice.fields),
         "exact": choice.is_exact,
@@ -84,7 +79,7 @@ def choice_json(choice: PlanChoice) -> dict[str, Json]:
         "analysed": len(choice.plans),
         "refused": dict(choice.refusals),
         "chosen": places[id(choice.plan)] if choice.plan is not None else None,
-        "front": places_of(choice.front),
+        "front": [places[id(plan)] for plan in choice.front],
         "plans": [_plan_json(plan) for plan in choice.plans],
     }
 

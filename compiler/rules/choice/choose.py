@@ -31,9 +31,7 @@ def choose_plan(
     machine: MachineFacts | None = None,
     progress: Progress = lambda done, of: None,
 ) -> Findings[PlanChoice | None]:
-    """Returns the choice of the `fields` of a job; None if its devices are not known. It has no chosen plan, and yields
-    an error, if no plan will do.
-    """
+    """Returns the choice of `fields`; None if the devices are unknown; without a plan, an error, if none will do."""
     layout = devices_of(job, machine)
     if layout is None:
         return None

@@ -168,9 +168,7 @@ class PlanSearch:
     # ------------------------------------------------------------------------------------------------------- bounded
 
     def _representative(self, space: PlanSpace, axes: Axes) -> PricedPlan | None:
-        """Returns the plan of these axes with the least recomputation that fits, or else the nearest to it; None if all
-        are refused.
-        """
+        """Returns the plan of these axes with the least recomputation that fits, or the nearest; None if refused."""
         most_sharded = max(
             space.sharding(axes),
             key=lambda each: (each[0] if axes[0] == 1 else -abs(each[0] - 1), -each[1], -each[2]),

@@ -44,11 +44,6 @@ def check_sampler(job: JobSpec, workload: Workload | None, source: SourceFacts) 
     yield from _warn(job, source)
 
 
-def numbers_wanted(workload: Workload, source: SourceFacts) -> int | None:
-    """Returns how many numbers must be given: one a sample of the source, or of training if that has its own split."""
-    return workload.train if workload.split == "given" else source.samples
-
-
 def _excluded(job: JobSpec, source: SourceFacts) -> Iterator[tuple[str, Span | None, str]]:
     """Yields what does not go with a sampler: the message, its place, the remedy."""
     sampler = job.data.sampler
@@ -99,7 +94,7 @@ def _check_numbers(job: JobSpec, workload: Workload | None, source: SourceFacts)
     except MissingDataError as absent:
         yield Diagnostic("E0318", str(absent), span, help=absent.help)
         return
-    wanted = numbers_wanted(workload, source) if workload else None
+    wanted = (workload.train if workload.split == "given" else source.samples) if workload else None
     if wanted is not None and count != wanted:
         yield Diagnostic(
             "E0318",
