@@ -298,9 +298,7 @@ def _sent_bytes(node: RankNode) -> dict[str, Value]:
 
 
 def _paired(one: PlanView, other: PlanView) -> list[tuple[str, RankNode, RankNode]]:
-    """Returns the ranks of both plans that are compared: those at each pipeline coordinate, or, where these are not the
-    same, those with the highest peak.
-    """
+    """Returns the compared ranks of both plans: of equal pipeline coordinates, or those with the highest peaks."""
     if not one.ranks or not other.ranks:
         return []
     if [each.pipeline for each in one.ranks] == [each.pipeline for each in other.ranks]:

@@ -171,9 +171,7 @@ class _Graph:
         self.boxes[name] = (x, y, w, h)
 
     def _draw_update(self, number: int, pipeline: int, column: int) -> None:
-        """Draws the exchange over the data axis and the update, after the lane's last backward; order within the
-        lane.
-        """
+        """Draws exchange and update after the lane's last backward, with order within the lane."""
         mine = [name for name in self.boxes if self._lane_of(name) == pipeline]
         mine.sort(key=lambda name: self.boxes[name][0])
         if not self.folded:

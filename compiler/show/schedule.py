@@ -63,9 +63,7 @@ class ScheduleBox(Record):
 
 @record
 class HeldActivations(Record):
-    """The activations of a rank between two moments: their bytes, and the micro-batches at its stages that they belong
-    to.
-    """
+    """A rank's activations between two moments: their bytes, and their micro-batches at its stages."""
 
     start: float
     end: float

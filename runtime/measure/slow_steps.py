@@ -46,9 +46,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True, kw_only=True)
 class SlowRank:
-    """A rank that is slower than the median of the others by `behind` seconds of a step, and in `phase` most: it takes
-    `seconds`, and `others` at their median.
-    """
+    """A rank `behind` the others' median, most in `phase`: it takes `seconds` there, and they take `others`."""
 
     rank: int
     behind: float

@@ -197,9 +197,7 @@ def _head(module: nn.Module, dense: list[nn.Module]) -> nn.Module | None:
 
 @contextmanager
 def dense_layers_without_memory() -> Iterator[None]:
-    """Makes dense layers on the meta device, so that a large model's layers never all have memory; `give_memory` ends
-    that.
-    """
+    """Makes dense layers on the meta device until `give_memory`, so that a large model never has all memory."""
     let_torchvision_load()  # which transformers imports
     from transformers.pytorch_utils import Conv1D
 

@@ -86,9 +86,7 @@ def read_status(run_dir: str) -> RunStatus | None:
 
 
 def silence(run_dir: str, status: RunStatus, now: float | None = None) -> str:
-    """Returns in words how it is known that the launcher of a run is gone; "" if it is there, or not overdue at `now`,
-    as `file_age` has it.
-    """
+    """Says how it is known that a run's launcher is gone; "" if not, nor overdue at `now` (`file_age`)."""
     if status.state not in ALIVE:
         return ""
     who = f"its launcher, process {status.process} on {status.host},"
@@ -99,9 +97,7 @@ def silence(run_dir: str, status: RunStatus, now: float | None = None) -> str:
 
 
 def file_age(path: str, now: float | None = None) -> float:
-    """Returns the seconds from when a file was written to `now`; None asks the clock of the file system, where this can
-    be asked, by a file without a name.
-    """
+    """Returns a file's age in seconds at `now`; None asks the clock of its file system, by a nameless file."""
     try:
         written = os.stat(path).st_mtime
     except OSError:
@@ -176,9 +172,7 @@ class Heartbeat:
         self._at = time.monotonic()
 
     def look(self, step: int, metrics: Mapping[str, float | None]) -> bool:
-        """Gives a sign of life if one is due, with the steps done; returns whether the run is asked to stop. Costs some
-        microseconds if nothing is due.
-        """
+        """Gives a due sign of life, with the steps done; returns whether a stop is asked for. Costs microseconds."""
         if not self.keeps:
             return False
         changed = step > 0 and self._last.state != "running"

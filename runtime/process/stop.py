@@ -230,9 +230,7 @@ class RunControl:
     # --------------------------------------------------------------------------------------------- for the display
 
     def note(self, text: str) -> None:
-        """Adds a line for whoever watches the training, which reaches them also if the disk is full; on rank 0. Of many
-        lines some find no room.
-        """
+        """Adds a line for who watches, also if the disk is full; on rank 0. Of many lines some find no room."""
         content = (" ".join(text.split()) + "\n").encode(errors="replace")
         begin, used = self._words + WORDS * len(self.ranks), self._numbers[_NOTED]
         if used + len(content) <= NOTES:

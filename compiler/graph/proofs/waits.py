@@ -105,9 +105,7 @@ def waits(view: View) -> str:
 
 
 class _WaitSimulation:
-    """All processes at their places in their lines. Since each line is fixed, the end is the same whatever the
-    order.
-    """
+    """All processes at their places in their lines, which are fixed: the order does not change the end."""
 
     def __init__(self, view: View) -> None:
         self.view = view
@@ -164,9 +162,7 @@ class _WaitSimulation:
         return [*path[path.index(name) :], name]
 
     def _waits_for(self, name: str) -> int:
-        """Returns a process that must continue before this action can complete. It is stuck too, else it would have
-        continued.
-        """
+        """Returns a stuck process that must continue before this action can complete."""
         missing = [sender for sender in self.view.handed.get(name, ()) if sender not in self.done]
         if not missing:
             key = self.view.key_of[name]
