@@ -520,13 +520,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = ""
     try:
         # Ctrl-C is handled from here on; that is why little is imported above.
+        import atexit
         import gc
         import importlib
 
         from dslc.runtime.process import screen
 
         screen.prepare()
-        gc.set_threshold(50_000)  # reading a job makes many objects and few circles; ranks are processes of their own
+        gc.set_threshold(50_000)  # reading a job makes many objects and few cycles; ranks are processes of their own
+        atexit.register(gc.freeze)  # else Python looks for cycles in all modules as it ends: 20 ms of each command
         chosen = _parse_arguments(sys.argv[1:] if arguments is None else arguments)
         if chosen is None:
             return WRONG_USAGE

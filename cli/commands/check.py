@@ -15,7 +15,6 @@ from dslc.dsl.plain import plain
 from dslc.dsl.show import to_json
 from dslc.dsl.words import plural
 from dslc.jobs.check_job import check_one, show, summary_text
-from dslc.jobs.choose_plan import chosen_text
 from dslc.probe.unchecked_parts import describe_unchecked
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT
 
@@ -47,6 +46,8 @@ def main(arguments: argparse.Namespace) -> int:
                     )
                 )
                 if analysis.choice is not None and not analysis.choice.is_exact:
+                    from dslc.jobs.choose_plan import chosen_text
+
                     print(plain(chosen_text(analysis)))
     if output_format != "text":
         _write(output_format, reports)

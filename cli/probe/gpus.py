@@ -10,7 +10,6 @@ Limits: of NVIDIA's GPUs only. Two programs that ask at the same moment may choo
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -80,6 +79,8 @@ def parse_used_memory(output: str) -> dict[str, int]:
 
 def _used_memory() -> dict[str, int] | None:
     """Asks the driver; returns None where there is none."""
+    import subprocess  # here: most commands ask nobody
+
     try:
         process = subprocess.run(_ASK, capture_output=True, text=True, timeout=60)
         if process.returncode:

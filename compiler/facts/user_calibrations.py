@@ -11,7 +11,6 @@ Contract: nothing fails because of the folder. A file in it that cannot be used 
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -37,7 +36,8 @@ class Machine(Record):
 @cache
 def this_machine() -> Machine:
     """Returns the fingerprint of this machine. It does not import torch."""
-    from importlib import metadata  # here: it takes long to import, and few jobs have a calibration
+    import platform  # here, as below: slow to import, and few jobs have a calibration
+    from importlib import metadata
 
     try:
         torch = metadata.version("torch")
@@ -49,6 +49,8 @@ def this_machine() -> Machine:
 
 
 def _processor_model() -> str:
+    import platform
+
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
             return next((line.partition(":")[2].strip() for line in file if line.startswith("model name")), "")

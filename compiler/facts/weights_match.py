@@ -25,7 +25,7 @@ from dslc.compiler.ir.parameter_names import matches
 Shapes = Mapping[str, tuple[int, ...]]
 ARROW = " -> "
 _GATE_UP, _DOWN = "experts.gate_up_proj", "experts.down_proj"
-_EXPERT = re.compile(r"(.*?)(mlp|block_sparse_moe)\.experts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight")
+_EXPERT = r"(.*?)(mlp|block_sparse_moe)\.experts\.(\d+)\.(gate_proj|up_proj|down_proj|w1|w2|w3)\.weight"
 _MATRIX = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}  # of Mixtral
 
 
@@ -70,7 +70,7 @@ def stack_experts(found: Shapes, wanted: Iterable[str]) -> dict[str, ExpertStack
         return {}
     layers: dict[tuple[str, str], dict[int, dict[str, str]]] = {}
     for name in found:
-        if match := _EXPERT.fullmatch(name):
+        if match := re.fullmatch(_EXPERT, name):
             prefix, block, number, matrix = match.groups()
             layers.setdefault((prefix, block), {}).setdefault(int(number), {})[_MATRIX.get(matrix, matrix)] = name
     stacks = {}

@@ -30,7 +30,7 @@ from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.optimizers import Device, Muon
 from dslc.dsl.record import Record, record
 
-_EMBEDDING = re.compile(r"embed|position|(^|\.)w[tp]e\.")  # in names of matrices that are looked up by rows
+_EMBEDDING = r"embed|position|(^|\.)w[tp]e\."  # in names of matrices that are looked up by rows
 UNIT_NUMBERS = 2**18  # a layer of at least so many parameters (1 MiB in float32) is gathered by itself
 
 BUCKET_BYTES = 25 * 2**20  # bucket size of DistributedDataParallel, torch's default
@@ -244,7 +244,7 @@ def adamw_matrices(job: JobSpec, model: ModelGraph | None) -> dict[str, str] | N
         reasons = {model.names.first_name(weight): "the head"}
         reasons |= dict.fromkeys(model.traced.embeddings if model.traced is not None else (), "an embedding")
         for kind, q in matrices:
-            if kind.endswith("embedding") or _EMBEDDING.search(q.name):
+            if kind.endswith("embedding") or re.search(_EMBEDDING, q.name):
                 reasons[q.first_name] = "an embedding"
     names = trained(job, model)
     return {q.name: reasons[q.name] for _, q in matrices if q.name in names and q.name in reasons}

@@ -40,7 +40,7 @@ STYLES: Mapping[TensorStyle, str] = {
     "head does",
 }
 
-_IN_PARTS = re.compile(r"column +in +(?:(\d{1,4}) +parts|parts *\[([\d, ]{1,400})\])")
+_IN_PARTS = r"column +in +(?:(\d{1,4}) +parts|parts *\[([\d, ]{1,400})\])"
 
 # The styles of the library's plans, in ours; None: the module stays as it is.
 PUBLISHED: Mapping[str, TensorStyle | None] = {
@@ -102,7 +102,7 @@ def parse_entry(entry: str) -> PlanEntry | TensorPlanFault:
     style_found = next((known_style for known_style in STYLES if known_style == style), None)
     if style_found is not None:
         return PlanEntry(pattern, style_found)
-    in_parts = _IN_PARTS.fullmatch(style)
+    in_parts = re.fullmatch(_IN_PARTS, style)
     if in_parts is None:
         words = ", ".join(f"`{word}`" for word in STYLES)
         return TensorPlanFault(

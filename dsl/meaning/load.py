@@ -29,7 +29,7 @@ from dslc.dsl.syntax import tree
 from dslc.dsl.syntax.parser import parse, parse_expression, parse_setting
 
 _SUGGESTIONS = 10  # missing files for which similar names are looked for
-_COMPARED = re.compile(r"\s*expect\s*\.\s*([A-Za-z_]\w*)\s*(<=|>=|==|<|>)")
+_COMPARED = r"\s*expect\s*\.\s*([A-Za-z_]\w*)\s*(<=|>=|==|<|>)"
 
 
 @record
@@ -382,7 +382,7 @@ def _few(settings: Sequence[str], report: Report) -> bool:
 
 def _set(merged: Merged, source: Source, report: Report) -> None:
     """Lays one `--set` over the job."""
-    compared = _COMPARED.match(source.text)
+    compared = re.match(_COMPARED, source.text)
     if compared:
         value = parse_expression(source, report, compared.end())
         if value is not None:
@@ -446,7 +446,7 @@ def _call_at(merged: Merged, block: str, name: str, default: object) -> str:
 
 
 # A path or a name of something else, rather than an expression with a mistake: `corpus/a-b.txt`, `org/name`.
-_BARE = re.compile(r"[^\s()\[\]\"=,]*[/.~:*\\-][^\s()\[\]\"=,]*")
+_BARE = r"[^\s()\[\]\"=,]*[/.~:*\\-][^\s()\[\]\"=,]*"
 
 
 def _is_text(merged: Merged, path: tuple[str, ...], value: tree.Expr | None, text: str) -> bool:
@@ -461,7 +461,7 @@ def _is_text(merged: Merged, path: tuple[str, ...], value: tree.Expr | None, tex
         return False
     if _takes_text(merged, path) or (value is None and _names_nothing(merged, path)):
         return True
-    return bool(_BARE.fullmatch(text)) and any(accepts(kind, CallOf, ListOf) for kind in _targets(merged, path))
+    return bool(re.fullmatch(_BARE, text)) and any(accepts(kind, CallOf, ListOf) for kind in _targets(merged, path))
 
 
 def _names_nothing(merged: Merged, path: tuple[str, ...]) -> bool:

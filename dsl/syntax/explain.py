@@ -384,12 +384,12 @@ def _missing_value(place: ParserPosition) -> bool:
 
 
 # A path at the beginning of a value: `/data/a.txt`, `./runs`, `~/weights`.
-_PATH = re.compile(r"(?:~|\.{1,2})?/[\w./*~-]*")
+_PATH = r"(?:~|\.{1,2})?/[\w./*~-]*"
 
 
 def _in_quotes(place: ParserPosition) -> str:
     """Returns the quoted form of a path that begins where a value is missing; "" if there is none."""
-    match = _PATH.match(place.mistakes.source.text, place.token.start)
+    match = re.compile(_PATH).match(place.mistakes.source.text, place.token.start)
     return f'a path stands in quotes: `"{match[0]}"`' if match and len(match[0]) in range(2, 200) else ""
 
 
