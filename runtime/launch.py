@@ -156,7 +156,7 @@ def _preload(program: JobProgram) -> None:
         return
     if program.model.transformers is not None:
         transformers_model.preload(program.model.transformers)
-    if program.model.adapter is not None:
+    if program.model.adapter is not None and program.model.root is None:
         adapters.preload()
     if program.precision.float8 is not None:
         float8.preload()

@@ -76,7 +76,7 @@ def _export(analysis: Analysis, selected: SelectedWeights, output: str, argument
     if adapter is not None:
         adapter_weights = Adapted(
             step=adapter,
-            transposed=frozenset(facts.transposed) if facts else None,
+            transposed=frozenset(facts.transposed) if facts else None if job.model.has_user_network else frozenset(),
             quantized={weight.name: weight for weight in facts.quantized} if facts else {},
         )
     step: TransformersStep | None = None

@@ -160,7 +160,9 @@ def _open_checkpoint(path: str) -> tuple[SelectedWeights | None, list[str]]:
 def tensors_of(model: ModelGraph, there: Shapes) -> Shapes:
     """Returns a checkpoint's tensors of `model`, without buffers that are not in `there`: state may leave them out."""
     found = {q.name: q.shape for layer in model.layers for q in layer.parameters if q.tied_to is None}
-    kept = {b.name: b.shape for layer in model.layers for b in layer.buffers if model.root or b.name in there}
+    kept = {
+        b.name: b.shape for layer in model.layers for b in layer.buffers if (b.saved if model.root else b.name in there)
+    }
     return found | kept
 
 

@@ -72,6 +72,7 @@ T = TypeVar("T")
 BASE = "base_layer"
 FIRST, SECOND = "lora_A.default", "lora_B.default"
 _OWN = re.compile(r"(.*\.)?lora_[AB]\.default\.weight")
+_PARTS = frozenset({BASE, "lora_A", "lora_B"})
 
 
 def targeted(patterns: Sequence[str]) -> Callable[[str], bool]:
@@ -94,6 +95,13 @@ def base_name(name: str) -> str:
 def without_adapters(tensors: Mapping[str, T]) -> dict[str, T]:
     """Returns the values by the names of tensors without adapters, except for the adapters' own tensors."""
     return {base_name(name): value for name, value in tensors.items() if not is_of_adapter(name)}
+
+
+def drawn_name(name: str) -> str:
+    """Returns the name from which the first numbers of a parameter follow: the name in the network without adapters, or
+    of an adapter's own tensor the name in its file.
+    """
+    return file_name(name) if is_of_adapter(name) else base_name(name)
 
 
 def file_name(name: str) -> str:
@@ -159,3 +167,32 @@ def targets_stack(targets: Sequence[str], stack: str) -> bool:
 def layers_with(names: Iterable[str]) -> list[str]:
     """Returns the layers that have an adapter, given the names of all parameters."""
     return [name.removesuffix(f".{FIRST}.weight") for name in names if f".{name}".endswith(f".{FIRST}.weight")]
+
+
+class AdapterNames:
+    """The adapter of a network whose layers are dslc's own: what it changes and what trains, by names."""
+
+    def __init__(self, targets: Sequence[str], save: Sequence[str]) -> None:
+        self._targets, self._is_target, self._is_saved = targets, targeted(targets), targeted(save)
+
+    def has_adapter(self, layer: str) -> bool:
+        """True if a dense layer has an adapter; not of what an adapter is made of."""
+        return not _PARTS.intersection(layer.split(".")) and self._is_target(layer)
+
+    def stacks_of(self, experts: str) -> tuple[str, ...]:
+        """Returns the stacks of a module of experts that have an adapter."""
+        return tuple(stack for stack in STACKS if targets_stack(self._targets, f"{experts}.{stack}"))
+
+    def trains(self, parameter: str) -> bool:
+        """True if a parameter is an adapter's own, or in a module that trains whole."""
+        parts = base_name(parameter).split(".")
+        saved = (self._is_saved(".".join(parts[:n])) for n in range(1, len(parts)))
+        return is_of_adapter(parameter) or any(saved)
+
+    def marks(self, parameters: Iterable[str]) -> list[tuple[bool, tuple[str, ...], bool]]:
+        """Returns for each parameter whether its module has an adapter, on which stacks, and whether it trains."""
+        return [
+            (self.has_adapter(module), self.stacks_of(module), self.trains(name))
+            for name in parameters
+            for module in [base_name(name).rpartition(".")[0]]
+        ]

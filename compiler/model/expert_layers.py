@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import sqrt
 
+from dslc.compiler.ir.parameter_names import BASE, FIRST, SECOND, is_of_adapter
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.model.layers import added, wants_numbers
 from dslc.compiler.model.tape import Tape, argument_spans, layer
@@ -158,11 +159,21 @@ def _with_balance_loss(spec: s.MixtureOfExperts, weights: Value, scores: Value, 
 def grouped_experts(layer_spec: GroupedExperts, x: Value, t: Tape) -> Value:
     spec, (rows, width) = layer_spec.spec, x.shape
     experts, hidden = spec.experts, spec.hidden
-    t.module(".Experts", experts=experts, width=width, hidden=hidden)
+    adapted, first_parameter, first_init = _adapted_stacks(t), len(t.parameters), len(t.around.inits)
+    sizes = {"experts": experts, "width": width, "hidden": hidden}
+    if adapted:
+        assert t.around.adapter is not None
+        adapter = {"stacks": adapted, "rank": t.around.adapter.rank, "scale": t.around.adapter.scale}
+        t.module(".AdaptedExperts", **sizes, **adapter)
+    else:
+        t.module(".Experts", **sizes)
+    inside = len(adapted) * f"{BASE}."
     bound = 1 / sqrt(width)
-    t.parameter("gate_up_proj", (experts, 2 * hidden, width), "uniform", -bound, bound, experts=experts)
-    both = t.product(x, rows * width * 2 * hidden, rows, 2 * hidden, weight="gate_up_proj")
+    t.parameter(f"{inside}gate_up_proj", (experts, 2 * hidden, width), "uniform", -bound, bound, experts=experts)
+    both = t.product(x, rows * width * 2 * hidden, rows, 2 * hidden, weight=f"{inside}gate_up_proj")
     both = t.operation(x, gives=both)
+    if "gate_up_proj" in adapted:
+        both = _with_adapter(experts, x, both, (len(adapted) - 1) * f"{BASE}.", t)
     activated = both.new(rows, hidden)
     if both.grad:
         t.keep(both)
@@ -170,8 +181,40 @@ def grouped_experts(layer_spec: GroupedExperts, x: Value, t: Tape) -> Value:
     activated = t.operation(both, gives=activated)
     product = t.operation(activated, both, gives=both.new(rows, hidden))
     bound = 1 / sqrt(hidden)
-    t.parameter("down_proj", (experts, width, hidden), "uniform", -bound, bound, experts=experts)
-    return t.operation(product, gives=t.product(product, rows * hidden * width, rows, width, weight="down_proj"))
+    t.parameter(f"{inside}down_proj", (experts, width, hidden), "uniform", -bound, bound, experts=experts)
+    results = t.product(product, rows * hidden * width, rows, width, weight=f"{inside}down_proj")
+    results = t.operation(product, gives=results)
+    if "down_proj" in adapted:
+        results = _with_adapter(experts, product, results, "", t)
+    if adapted:  # the order of the module's parameters: the experts' own are first
+        t.parameters[first_parameter:] = sorted(t.parameters[first_parameter:], key=lambda q: is_of_adapter(q.name))
+        own_inits = t.around.inits[first_init:]
+        t.around.inits[first_init:] = sorted(own_inits, key=lambda init: is_of_adapter(init.parameter))
+    return results
+
+
+def _adapted_stacks(t: Tape) -> tuple[str, ...]:
+    """Returns the stacks of this module of experts that have an adapter."""
+    names = t.around.adapter_names
+    return names.stacks_of(t.module_name) if names is not None else ()
+
+
+def _with_adapter(experts: int, x: Value, y: Value, wrapper: str, t: Tape) -> Value:
+    """Returns the results of rows with the change by the adapter, whose two matrices have all experts. The grouped
+    product takes a rank that is a multiple of 8.
+    """
+    adapter = t.around.adapter
+    assert adapter is not None
+    (rows, inputs), outputs, rank = x.shape, y.shape[-1], -(-adapter.rank // WIDTH_STEP) * WIDTH_STEP
+    first, second = f"{wrapper}{FIRST}.weight", f"{wrapper}{SECOND}.weight"
+    bound = 1 / sqrt(inputs)
+    t.parameter(first, (experts * adapter.rank, inputs), "uniform", -bound, bound)
+    narrow = t.operation(x, gives=t.product(x, rows * inputs * rank, rows, rank, weight=first))
+    t.parameter(second, (outputs, adapter.rank * experts), "constant", 0.0)
+    change = t.operation(narrow, gives=t.product(narrow, rows * rank * outputs, rows, outputs, weight=second))
+    change = t.operation(change, gives=change.new(*change.shape))
+    t.operations += 4
+    return t.operation(y, change, gives=added(y, change), adds=True)
 
 
 def _weighted(weights: Value, results: Value, x: Value, t: Tape) -> Value:

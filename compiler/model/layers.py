@@ -11,6 +11,7 @@ from dataclasses import replace
 from math import prod, sqrt
 from typing import TypeAlias
 
+from dslc.compiler.ir.parameter_names import BASE
 from dslc.compiler.model.replay import Store
 from dslc.compiler.model.tape import Tape, argument_spans, layer
 from dslc.compiler.model.value import Value, describe, say
@@ -62,6 +63,9 @@ def linear(spec: s.Linear, x: Value, t: Tape) -> Value:
             help="put `flatten()` before it to map the whole image",
         )
     width, features = x.shape[-1], spec.features
+    names = t.around.adapter_names
+    if names is not None and names.has_adapter(t.module_name):
+        return _linear_with_adapter(spec, x, t)
     t.module("Linear", in_features=width, out_features=features, bias=spec.bias)
     bound = 1 / sqrt(max(1, width))
     t.parameter("weight", (features, width), "uniform", -bound, bound)
@@ -71,6 +75,23 @@ def linear(spec: s.Linear, x: Value, t: Tape) -> Value:
         t.parameter("bias", (features,), "uniform", -bound, bound)
     t.multiplies = True
     return t.product(x, x.count * features, *x.shape[:-1], features)
+
+
+def _linear_with_adapter(spec: s.Linear, x: Value, t: Tape) -> Value:
+    """A frozen dense layer, and the product of two small ones (runtime/model/modules.py)."""
+    adapter, spans = t.around.adapter, argument_spans(spec)
+    assert adapter is not None
+    t.module(".AdaptedLinear", in_features=x.shape[-1], out_features=spec.features, scale=adapter.scale)
+    y, z = t.child(BASE, spec, x), x
+    if adapter.dropout:
+        with t.inside("lora_dropout"):
+            z = t.child("default", s.Dropout(p=adapter.dropout, **spans), z)
+    for part, features in (("lora_A", adapter.rank), ("lora_B", spec.features)):
+        with t.inside(part):
+            z = t.child("default", s.Linear(features=features, bias=False, **spans), z)
+    z = t.operation(z, gives=z.new(*z.shape, sequence=z.sequence))
+    t.operations += 1
+    return t.operation(y, z, gives=added(y, z), adds=True)
 
 
 @layer(s.Conv1d, s.Conv2d)

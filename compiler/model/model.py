@@ -21,6 +21,7 @@ from itertools import count, groupby
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.memory import Halves, LayerMemory, Working, WorkingSet
 from dslc.compiler.ir.nodes import BufferNode, LayerNode, ModelGraph, ParameterNode
+from dslc.compiler.ir.parameter_names import base_name
 from dslc.compiler.ir.steps import ModuleStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import TensorFact
@@ -78,7 +79,11 @@ def _graph(
     network = model.network
     assert not isinstance(network, s.PythonNetwork | s.TransformersNetwork)
     surroundings = Surroundings(
-        source=source, network=network if isinstance(network, Call) else None, frozen=frozen, float8=float8
+        source=source,
+        network=network if isinstance(network, Call) else None,
+        frozen=frozen,
+        float8=float8,
+        adapter=model.adapter,
     )
     expansion = Expansion(layers=())
     try:
@@ -103,19 +108,22 @@ def _graph(
     if not (yield from passes(check_output(model, surroundings.nodes[-1], output, source, surroundings.suspects))):
         return None
     yield from surroundings.warnings
-    ties = dict(expansion.ties)
+    stored_names = {base_name(init.parameter): init.parameter for init in surroundings.inits}
+    tie_pairs = tuple((stored_names[name], stored_names[whose]) for name, whose in expansion.ties)
+    ties = dict(tie_pairs)
     nodes = [_tied(node, ties) for node in surroundings.nodes] if ties else surroundings.nodes
     return ModelGraph(
         layers=tuple(nodes),
         root=ModuleStep(name="", kind="Sequential", children=_tree(surroundings.steps)),
         inits=tuple(init for init in surroundings.inits if init.parameter not in ties),
-        ties=expansion.ties,
+        ties=tie_pairs,
         input=fact,
         output=output.fact,
         batch_norm=bool(surroundings.batch_norm_sync),
         unsynced_batch_norm=False in surroundings.batch_norm_sync,
         batch_norm_values=surroundings.batch_norm_values,
         noise=surroundings.noise,
+        adapted=model.adapter is not None,
         parameters=sum(parameter.count for node in nodes for parameter in node.parameters),
     )
 
@@ -149,6 +157,7 @@ def share_out(
         expert_ranks=experts,
         frozen=frozen,
         float8=float8,
+        adapter=model.adapter,
     )
     try:
         if isinstance(network, Call):

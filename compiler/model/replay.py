@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dslc.compiler.ir.memory import Halves, Working, WorkingSet
+from dslc.compiler.ir.memory import Halves, LayerMemory, Working, WorkingSet
 from dslc.compiler.model.float8 import ProductMoments
 from dslc.dsl.language.layers import Conv2d
 
@@ -63,6 +63,54 @@ class Operation:
     ordered_rounds: int = 0
     reorders: tuple[int, int] = (0, 0)
     float8: ProductMoments | None = None  # of a product in 8 bits
+
+
+class MemoryRecorder:
+    """The memory of a layer in one precision, as its operations are recorded."""
+
+    def __init__(self) -> None:
+        self.saved = self.shared = self.full = 0
+        self.input: Store | None = None
+        self.products = 0  # bytes of results of products and attention
+        self.operations: list[Operation] = []
+        self._new: list[Store] = []  # kept since the last operation
+
+    def keep(self, store: Store) -> None:
+        if not store.kept:
+            store.kept = True
+            self.saved += store.bytes
+            self._new.append(store)
+        elif store is self.input and store.by_block:
+            self.shared = store.bytes
+
+    def since(self) -> tuple[Store, ...]:
+        """Returns what was kept since the last operation, for this one."""
+        operations, self._new = tuple(self._new), []
+        return operations
+
+    def enter(self, store: Store) -> None:
+        """Begins the layer, with this input."""
+        self.input = store
+        self.full = 0 if store.kept else store.bytes
+
+    def memory(self, output: Store, is_recomputed: bool) -> LayerMemory:
+        """Returns the layer's memory, given its output; `is_recomputed`: it is worth recomputing."""
+        input_store = self.operations[0].takes[0] if self.operations else None
+        assert self.input is not None
+        if is_recomputed and self.input.by_block:
+            self.shared = self.input.bytes
+        if is_recomputed and output is not self.input:
+            output.by_block = output.kept
+        return LayerMemory(
+            saved=self.saved,
+            saved_input=sum(store.bytes for op in self.operations for store in op.kept if store is input_store),
+            selective=self.full + self.products if is_recomputed else self.saved,
+            full=self.full,
+            shared=self.shared,
+            input=self.input.bytes,
+            output=output.bytes,
+            working=working(self.operations),
+        )
 
 
 def working(operations: Sequence[Operation]) -> Working:

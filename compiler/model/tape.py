@@ -19,19 +19,19 @@ from functools import cached_property, partial
 from typing import Any, NoReturn, TypeVar
 
 from dslc.compiler.ir.facts import SourceFacts
-from dslc.compiler.ir.memory import LayerMemory
 from dslc.compiler.ir.nodes import BufferNode, LayerNode, ModulePart, ParameterNode
+from dslc.compiler.ir.parameter_names import SECOND, AdapterNames, base_name, is_of_adapter
 from dslc.compiler.ir.steps import InitStep, ModuleStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.model import tensor_tape
 from dslc.compiler.model.float8 import ProductMoments, fits, product_moments, stays_in_bf16
 from dslc.compiler.model.operation_counts import OPERATIONS
-from dslc.compiler.model.replay import Operation, Store, reorders, working
+from dslc.compiler.model.replay import MemoryRecorder, Operation, Store, reorders
 from dslc.compiler.model.value import Shape, Value
 from dslc.compiler.placement.shares import largest
 from dslc.dsl.bounds import LAYERS as MOST_LAYERS
 from dslc.dsl.diagnostics import Diagnostic, Note
-from dslc.dsl.language.calls import Fp8
+from dslc.dsl.language.calls import Fp8, Lora
 from dslc.dsl.language.layers import Conv2d, Repeat
 from dslc.dsl.language.registry import Call
 from dslc.dsl.source import Span, short_line
@@ -65,6 +65,7 @@ class Surroundings:
     expert_ranks: int = 1  # which share the experts of each layer
     frozen: frozenset[str] = frozenset()  # names of parameters that do not train
     float8: Fp8 | None = None  # products of dense layers in 8 bits
+    adapter: Lora | None = None
     warnings: list[Diagnostic] = field(default_factory=list)
     suspects: list[Note] = field(default_factory=list)  # possible causes of an output that does not fit
     inits: list[InitStep] = field(default_factory=list)
@@ -76,6 +77,15 @@ class Surroundings:
     recorded: _Recorded | None = None  # the last block
     nodes: list[LayerNode] = field(default_factory=list)
     steps: list[tuple[str, ModuleStep]] = field(default_factory=list)
+
+    @cached_property
+    def adapter_names(self) -> AdapterNames | None:
+        """The adapter's targets and what it trains, by name."""
+        return AdapterNames(self.adapter.targets, self.adapter.save) if self.adapter is not None else None
+
+    def trains(self, parameter: str) -> bool:
+        """True if a parameter trains, by `freeze` and the adapter."""
+        return parameter not in self.frozen and (self.adapter_names is None or self.adapter_names.trains(parameter))
 
     @cached_property
     def styles_in(self) -> dict[str, dict[str, Sequence[TensorStyle]]]:
@@ -115,54 +125,6 @@ def layer(*specs: type[Call], recomputable: bool = False) -> Callable[[F], F]:
     return declare
 
 
-class MemoryRecorder:
-    """The memory of a layer in one precision, as its operations are recorded."""
-
-    def __init__(self) -> None:
-        self.saved = self.shared = self.full = 0
-        self.input: Store | None = None
-        self.products = 0  # bytes of results of products and attention
-        self.operations: list[Operation] = []
-        self._new: list[Store] = []  # kept since the last operation
-
-    def keep(self, store: Store) -> None:
-        if not store.kept:
-            store.kept = True
-            self.saved += store.bytes
-            self._new.append(store)
-        elif store is self.input and store.by_block:
-            self.shared = store.bytes
-
-    def since(self) -> tuple[Store, ...]:
-        """Returns what was kept since the last operation, for this one."""
-        operations, self._new = tuple(self._new), []
-        return operations
-
-    def enter(self, store: Store) -> None:
-        """Begins the layer, with this input."""
-        self.input = store
-        self.full = 0 if store.kept else store.bytes
-
-    def memory(self, output: Store, is_recomputed: bool) -> LayerMemory:
-        """Returns the layer's memory, given its output; `is_recomputed`: it is worth recomputing."""
-        input_store = self.operations[0].takes[0] if self.operations else None
-        assert self.input is not None
-        if is_recomputed and self.input.by_block:
-            self.shared = self.input.bytes
-        if is_recomputed and output is not self.input:
-            output.by_block = output.kept
-        return LayerMemory(
-            saved=self.saved,
-            saved_input=sum(store.bytes for op in self.operations for store in op.kept if store is input_store),
-            selective=self.full + self.products if is_recomputed else self.saved,
-            full=self.full,
-            shared=self.shared,
-            input=self.input.bytes,
-            output=output.bytes,
-            working=working(self.operations),
-        )
-
-
 class Tape:
     """Records one `LayerNode`."""
 
@@ -192,12 +154,16 @@ class Tape:
         full = self._frame.prefix + name
         if experts:
             shape = (largest(experts, self.around.expert_ranks), *shape[1:])
-        if self.around.initialise is not None:
-            kind, a, b = self.around.initialise(full, shape, kind, a, b)
+        if is_of_adapter(full):
+            kind, a, b = ("constant", 0.0, 0.0) if full.endswith(f"{SECOND}.weight") else (kind, a, b)
+        elif self.around.initialise is not None:
+            kind, a, b = self.around.initialise(base_name(full), shape, kind, a, b)
         init = InitStep(parameter=full, shape=shape, kind=kind, a=a, b=b)  # type: ignore[arg-type]
         self.around.inits.append(init)
-        self.parameters.append(ParameterNode(name=full, shape=shape, init=init, experts=experts))
-        if full not in self.around.frozen:
+        names = self.around.adapter_names
+        trains = names is None or names.trains(full)
+        self.parameters.append(ParameterNode(name=full, shape=shape, init=init, experts=experts, trains=trains))
+        if self.around.trains(full):
             self._frame.training.add(name)
 
     def trains(self, *names: str) -> bool:
@@ -208,9 +174,14 @@ class Tape:
         self.buffers.append(BufferNode(name=self._frame.prefix + name, shape=shape, dtype=dtype, saved=saved))
 
     @property
+    def module_name(self) -> str:
+        """The full name of this module."""
+        return self._frame.prefix.removesuffix(".")
+
+    @property
     def styles(self) -> Sequence[TensorStyle]:
         """The styles of this module on the tensor axis."""
-        return self.around.styles.get(self._frame.prefix.removesuffix("."), ())
+        return self.around.styles.get(self.module_name, ())
 
     def product(
         self, x: Value, multiply_adds: int, *shape: int, keeps_input: bool | None = None, weight: str = "weight"
@@ -270,7 +241,7 @@ class Tape:
         `float8` are moments of a product that has 8 bits in place of autocast's 16.
         """
         parameters = self.parameters[self._weighed :]
-        weights = sum(q.count for q in parameters if q.name not in self.around.frozen)
+        weights = sum(q.count for q in parameters if self.around.trains(q.name))
         casts = self._taken is not None and float8 is None
         cast = sum(q.count for q in parameters if len(q.shape) > 1) if casts else 0
         self._weighed = len(self.parameters)
@@ -410,7 +381,7 @@ class Tape:
 
     def _float8_moments(self, spec: Call, x: Value, y: Value) -> ProductMoments | None:
         """Returns the moments of a layer that multiplies in 8 bits; None for any other."""
-        precision, name = self.around.float8, self._frame.prefix.removesuffix(".")
+        precision, name = self.around.float8, self.module_name
         if precision is None or spec.word != "linear" or not self.trains("weight"):
             return None
         columns, rows = x.shape[-1], y.shape[-1]
@@ -456,14 +427,14 @@ class _Recorded:
     step: ModuleStep
     inits: Sequence[InitStep]
 
-    def is_same_layer(
-        self, spec: Call, styles: dict[str, Sequence[TensorStyle]], frozen: frozenset[str], name: str
-    ) -> bool:
-        """True if `spec` stands at the same place of the job, with the same styles and the same parameters frozen."""
-        if self.spec != spec or self.spec.span != spec.span or self.styles != styles:
+    def is_same_layer(self, spec: Call, around: Surroundings, name: str) -> bool:
+        """True if `spec` stands at the same place of the job, with the same styles, adapters and frozen parameters."""
+        if self.spec != spec or self.spec.span != spec.span or self.styles != around.styles_in.get(name, {}):
             return False
-        names = [q.name for q in self.node.parameters] if frozen else []
-        return all((q in frozen) == (name + q[len(self.name) :] in frozen) for q in names)
+        names, frozen, adapters = [q.name for q in self.node.parameters], around.frozen, around.adapter_names
+        if adapters is not None and adapters.marks(names) != adapters.marks(name + q[len(self.name) :] for q in names):
+            return False
+        return not frozen or all((q in frozen) == (name + q[len(self.name) :] in frozen) for q in names)
 
     def has_same_products(self, float8: Fp8 | None, name: str) -> bool:
         """True if the same parts as under `name` are left out of products in 8 bits."""
@@ -511,7 +482,7 @@ def record(surroundings: Surroundings, name: str, spec: Call, x: Value) -> Value
     if (
         recorded_before
         and recorded_before.given == input_like
-        and recorded_before.is_same_layer(spec, surroundings.styles_in.get(name, {}), surroundings.frozen, name)
+        and recorded_before.is_same_layer(spec, surroundings, name)
         and recorded_before.has_same_products(surroundings.float8, name)
     ):
         return recorded_before.repeat(surroundings, name, x)

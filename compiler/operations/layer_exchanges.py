@@ -9,6 +9,7 @@ from math import prod
 
 from dslc.compiler.ir.actions import Payload
 from dslc.compiler.ir.nodes import LayerNode
+from dslc.compiler.ir.parameter_names import base_name
 from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.model.pieces import gathers_by_layer
 from dslc.compiler.operations.coordinate import Coordinate
@@ -93,7 +94,7 @@ def _layers_by_backward(place: Coordinate) -> Iterator[tuple[LayerNode, bool]]:
 
 def expert_rows(layer: LayerNode) -> Iterator[tuple[int, int]]:
     """Yields, for each mixture in a layer, its experts and the numbers of one sample's rows."""
-    experts = {q.name.rpartition(".")[0]: q.experts for q in layer.parameters}
+    experts = {base_name(q.name).rpartition(".")[0]: q.experts for q in layer.parameters if q.experts}
     for part in layer.parts:
         if part.kind == "experts":
-            yield experts[part.name], prod(part.takes)
+            yield experts[base_name(part.name)], prod(part.takes)

@@ -30,6 +30,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.nodes import ModelGraph, ParameterNode
+from dslc.compiler.ir.parameter_names import BASE, FIRST, SECOND
 from dslc.compiler.ir.steps import ModuleStep
 from dslc.compiler.ir.tensor_styles import CUT_OF_EXPERTS, EXPERT_STYLES, TensorStyle
 from dslc.compiler.placement.losses import wants_chunks
@@ -50,9 +51,16 @@ _NORMS = ("LayerNorm", ".RMSNorm")
 _ACTIVATIONS = ("ReLU", "GELU", "SiLU", "Tanh", "Sigmoid", "LeakyReLU", "ELU")
 _WHOLE = (".PositionalEmbedding", ".PatchEmbedding", ".LastStep", ".MeanSteps", "Flatten")
 _GATED = (".GatedMLP", ".MixtureOfExperts")
-_KNOWN = (*_BLOCKS, *_NORMS, *_ACTIVATIONS, *_WHOLE, "Linear", "Embedding", "Dropout", ".Residual", *_GATED)
+_DENSE = ("Linear", ".AdaptedLinear")
+_KNOWN = (*_BLOCKS, *_NORMS, *_ACTIVATIONS, *_WHOLE, *_DENSE, "Embedding", "Dropout", ".Residual", *_GATED)
+_ON_PIECES = (
+    TensorStyle.COLUMN_OF_PIECES,
+    TensorStyle.GATHERED_OF_PIECES,
+    TensorStyle.SCORES_OF_PIECES,
+    TensorStyle.ROW_TO_PIECES,
+)
 # Layers that work on each position for itself, or gather the other positions themselves.
-_ALONG = (*_BLOCKS, *_NORMS, *_ACTIVATIONS, "Linear", "Embedding", "Dropout", ".PositionalEmbedding", *_GATED)
+_ALONG = (*_BLOCKS, *_NORMS, *_ACTIVATIONS, *_DENSE, "Embedding", "Dropout", ".PositionalEmbedding", *_GATED)
 
 
 @dataclass(kw_only=True)
@@ -125,7 +133,7 @@ def tensor_plan(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
     if model.root is None:
         return _of_patterns(job, ranks, model)
     plan = TensorPlan()
-    leaves = list(_leaves(model.root))
+    leaves, adapted = list(_leaves(model.root)), frozenset(_adapted(model.root))
     plan.unknown = [name for name, step in leaves if step.kind not in _KNOWN]
     runs = _runs(leaves) if job.parallelism.sequence else []
     plan.sequence = bool(runs)
@@ -140,7 +148,31 @@ def tensor_plan(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
     for number, leaf in enumerate(leaves):
         _inside(leaf, ranks, any(number in run for run in runs), plan)
     _head(job, model, leaves, runs, ranks, plan)
+    plan.styles = [pair for name, style in plan.styles for pair in _beside_adapter(name, style, adapted)]
     return plan
+
+
+def _adapted(step: ModuleStep, path: str = "") -> Iterator[str]:
+    """Yields the dense layers with an adapter."""
+    for child in step.children:
+        name = f"{path}.{child.name}" if path else child.name
+        if child.kind == ".AdaptedLinear":
+            yield name
+        yield from _adapted(child, name)
+
+
+def _beside_adapter(name: str, style: TensorStyle, adapted: frozenset[str]) -> list[tuple[str, TensorStyle]]:
+    """Returns the styles of what is in a dense layer with an adapter, in place of its own. Of a column the second
+    matrix is one too, and the first is whole; of a row the first is one, and the second is whole. A whole matrix that
+    works on pieces of the sequence has its gradients summed.
+    """
+    if name not in adapted or style.cut is None:
+        return [(name, style)]
+    is_row = style.cut == 1
+    cut, whole = (FIRST, SECOND) if is_row else (SECOND, FIRST)
+    has_pieces = style in _ON_PIECES
+    summed = [(f"{name}.{whole}", TensorStyle.SUMMED)] if has_pieces else []
+    return [(f"{name}.{BASE}", style), (f"{name}.{cut}", style), *summed]
 
 
 def _of_patterns(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
@@ -342,7 +374,7 @@ def _dense(leaves: Sequence[Leaf], runs: Sequence[range], ranks: int, plan: Tens
         second = number + 1
         while second < len(leaves) and leaves[second][1].kind in _ACTIVATIONS:
             second += 1
-        pair = second < len(leaves) and leaves[number][1].kind == leaves[second][1].kind == "Linear"
+        pair = second < len(leaves) and leaves[number][1].kind in _DENSE and leaves[second][1].kind in _DENSE
         if pair:
             width = leaves[number][1].arguments["out_features"]
             if width % ranks:
@@ -367,7 +399,7 @@ def _head(
     """Cuts the dense layer at the end, and ends the runs before it."""
     name, step = leaves[-1]
     follows_run = bool(runs) and runs[-1].stop == len(leaves) - 1
-    is_unplanned = step.kind == "Linear" and all(owner != name for owner, _ in plan.styles)
+    is_unplanned = step.kind in _DENSE and all(owner != name for owner, _ in plan.styles)
     classes = step.arguments.get("out_features", 0) if is_unplanned else 0
     shared = any(parameter == f"{name}.weight" for parameter, _ in model.ties)
     if classes and classes % ranks and (shared or len(model.output.shape) > 1):

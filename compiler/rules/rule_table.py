@@ -159,5 +159,5 @@ USER_CODE: Rules = (
 NETWORK: Rules = (
     (lambda k: check_patterns(k.job, _present(k.uncalled)), ("uncalled",)),
     (lambda k: check_weights(k.job, k.model or k.uncalled, k.facts.weights), ()),
-    (lambda k: check_adapter(k.job, k.model), ()),
+    (lambda k: check_adapter(k.job, k.model, k.layout), ()),
 )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dslc.compiler.ir.actions import Payload, TrafficNode, handed_in
 from dslc.compiler.ir.memory import MemoryNode
 from dslc.compiler.ir.number_text import byte_text, count_text, percent_text, time_text
+from dslc.compiler.ir.parameter_names import base_name
 from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode
 from dslc.compiler.ir.records import Layer, ShareNode, source_text
 from dslc.compiler.ir.steps import StreamStep
@@ -237,7 +238,7 @@ def experts_of(plan: PlanView, rank: int) -> list[tuple[str, str]]:
     for name, count in plan.experts.layers:
         held = count // size
         start = place % size * held
-        rows.append((name, f"{span_text(start, start + held - 1)} of {count}, with ranks {peers}"))
+        rows.append((base_name(name), f"{span_text(start, start + held - 1)} of {count}, with ranks {peers}"))
     return rows
 
 

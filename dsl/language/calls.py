@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import Any, ClassVar, TypeAlias
 
 from dslc.dsl.bounds import PATTERN, PATTERNS
@@ -90,8 +91,8 @@ class Pretrained(Call):
 @call("adapter")
 class Lora(Call):
     """Trains two small matrices beside the weight of each dense layer, or of each expert of a stack, that `targets`
-    names, by the library `peft` (Hu et al. 2021, arXiv:2106.09685): it adds alpha / rank times their product to the
-    weight. All else is frozen.
+    names, as the library `peft` does (Hu et al. 2021, arXiv:2106.09685): it adds alpha / rank times their product to
+    the weight. All else is frozen.
     """
 
     rank: int = arg(_COUNT, "the width between the two matrices; `r` of peft")
@@ -109,6 +110,11 @@ class Lora(Call):
         shown="none",
     )
     rslora: bool = arg(Bool(), "divides by the root of the rank (Kalajdzievski 2023, arXiv:2312.03732)", default=False)
+
+    @property
+    def scale(self) -> float:
+        """The factor of the product of the two matrices."""
+        return self.alpha / (sqrt(self.rank) if self.rslora else self.rank)
 
 
 # ------------------------------------------------------------------------------------------------------- losses

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from dslc.compiler.ir.parameter_names import AdapterNames, drawn_name
 from dslc.compiler.ir.program import InitStep, ModelStep, ModuleStep
 from dslc.compiler.trace.private_torch import own_parameters
 from dslc.runtime.model import modules
@@ -48,12 +49,16 @@ def skeleton(step: ModelStep) -> nn.Module:
     with torch.device("meta"), _Unfilled():
         module = _make(step.root)
     tie(module, step.ties)
+    if step.adapter is not None:
+        names = AdapterNames(step.adapter.targets, step.adapter.save)
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(names.trains(name))
     return module
 
 
 def initial_value(init: InitStep, seed: int) -> Tensor:
     """Returns the whole parameter, float32 on the CPU: a function of seed, parameter name and `init` alone."""
-    generator = torch.Generator().manual_seed(seed_of(seed, init.parameter))
+    generator = torch.Generator().manual_seed(seed_of(seed, drawn_name(init.parameter)))
     value = torch.empty(init.shape, dtype=torch.float32)
     match init.kind:
         case "uniform":

@@ -17,11 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dslc.runtime.model.experts.adapted_experts import AdaptedExperts
 from dslc.runtime.model.experts.expert_modules import Experts, MixtureOfExperts, Router
 from dslc.runtime.model.llama_modules import GatedMLP, GroupedAttention, LlamaBlock
 
 # Classes of other files that the builder finds here.
-__all__ = ["Experts", "GatedMLP", "GroupedAttention", "LlamaBlock", "MixtureOfExperts", "Router"]
+__all__ = ["AdaptedExperts", "Experts", "GatedMLP", "GroupedAttention", "LlamaBlock", "MixtureOfExperts", "Router"]
 
 
 def _expect(module: nn.Module, *parts: str) -> None:
@@ -64,6 +65,35 @@ class Attention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"head_dim={self.head_dim}, causal={self.causal}"
+
+
+class AdaptedLinear(nn.Module):
+    """A frozen dense layer and the product of two small ones, which train (LoRA, Hu et al. 2021, arXiv:2106.09685).
+    Names, shapes and the order of the sums are as in the library `peft`.
+
+    Parts: `base_layer`, `lora_A`, `lora_B`, and `lora_dropout` if there is any. Each of the latter holds one module.
+    """
+
+    base_layer: nn.Module
+    lora_dropout: nn.Module | None
+    lora_A: nn.Module
+    lora_B: nn.Module
+
+    def __init__(self, in_features: int, out_features: int, scale: float) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.scale = in_features, out_features, scale
+        self._disable_adapters = False  # model/adapters.py sets it while the network computes without adapters
+        _expect(self, "base_layer", "lora_dropout", "lora_A", "lora_B")
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base_layer(x)
+        if self._disable_adapters:
+            return y
+        change: Tensor = self.lora_B(self.lora_A(x if self.lora_dropout is None else self.lora_dropout(x)))
+        return y + change * self.scale
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, scale={self.scale:g}"
 
 
 class TransformerBlock(nn.Module):

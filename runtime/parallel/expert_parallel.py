@@ -32,9 +32,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dslc.compiler.ir.parameter_names import base_name
 from dslc.compiler.ir.program import JobProgram
 from dslc.compiler.ir.tensor_styles import CUT_OF_EXPERTS, EXPERT_STYLES, TensorStyle
 from dslc.compiler.trace.private_torch import fully_shard_over, own_parameters
+from dslc.runtime.model.experts.adapted_experts import innermost
 from dslc.runtime.model.experts.expert_modules import Experts as OwnExperts
 from dslc.runtime.model.experts.expert_modules import (
     MixtureOfExperts,
@@ -55,7 +57,8 @@ def apply(job: JobProgram, model: nn.Module) -> None:
     """Cuts the experts of `job.experts` and of the tensor axis, in place, and lets rows travel to the ranks that hold
     them.
     """
-    shared = {name.rpartition(".")[0] for name, _ in job.experts.layers} if job.experts is not None else set()
+    layers = job.experts.layers if job.experts is not None else ()
+    shared = {base_name(name).rpartition(".")[0] for name, _ in layers}
     styles = job.tensor.styles if job.tensor is not None else ()
     cut_inside = {name: style for name, style in styles if style in EXPERT_STYLES}
     mixtures = [
@@ -74,7 +77,10 @@ def apply(job: JobProgram, model: nn.Module) -> None:
             axes.append("tensor")
             of_pieces = cut_inside[name] is TensorStyle.EXPERTS_OF_PIECES
             module.exchange = (PieceExchange if of_pieces else SumExchange)(mesh.get_group("tensor"))
-        experts: Any = module.experts
+        experts = innermost(module.experts)
+        if name in shared and hasattr(experts, "adapters"):
+            group = mesh.get_group(EXPERT)
+            experts.first = group.rank() * (experts.down_proj.shape[0] // group.size())
         _cut(experts, mesh[tuple(axes)], axes)
         experts.forward = functools.partial(_with_local_parameters, experts, experts.forward)
 

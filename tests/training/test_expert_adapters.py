@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.job_texts import SENTENCES, job_text
 from helpers.launcher import Launcher
+from helpers.measured_memory import measure
 from helpers.tiny_llama import begin_adapters, save_mixtral
 from helpers.trained import Trained, agree, exchanges_as_planned, train_job
 from safetensors.torch import load_file
@@ -31,6 +32,13 @@ JOB = job_text(
     train={"steps": 4, "optimizer": "adamw(lr = 1e-2)"},
     checkpoint={"every": "2 steps"},
 )
+# The same network of dslc's own layers, with an adapter also beside a dense layer that the tensor axis cuts by columns.
+NETWORK = (
+    "llama(layers = 2, width = 32, heads = 4, kv_heads = 2, context = 16, vocab = 256, norm_eps = 1e-5, "
+    "rope_theta = 1e6, experts = moe(experts = 4, top_k = 2, hidden = 48))"
+)
+OWN = JOB.replace('transformers("saved")', NETWORK)
+OWN_DENSE = OWN.replace('"experts.gate_up_proj", "experts.down_proj"', '"o_proj", "lm_head"')
 ALONE = JOB.replace('["q_proj", "experts.gate_up_proj", "experts.down_proj"]', '"experts.gate_up_proj"')
 TWO, FOUR = ("devices.cpus=2",), ("devices.cpus=4",)
 AXIS = ("parallelism.expert=2",)
@@ -43,6 +51,15 @@ PLANS = {
     "expert, zero 1": (*FOUR, *AXIS, "parallelism.zero=1"),
     "expert, zero 2": (*FOUR, *AXIS, "parallelism.zero=2", "parallelism.microbatches=2", "memory.recompute=full"),
     "expert, pipeline": (*FOUR, *AXIS, "parallelism.pipeline=2", "parallelism.microbatches=2"),
+}
+
+
+OWN_PLANS = {
+    **PLANS,
+    "tensor": (*TWO, "parallelism.tensor=2"),
+    "tensor, in pieces, zero 3": (*FOUR, "parallelism.tensor=2", "parallelism.zero=3"),
+    "tensor, whole": (*TWO, "parallelism.tensor=2", "parallelism.sequence=false"),
+    "bf16": (*TWO, *AXIS, "train.precision=bf16"),
 }
 
 
@@ -132,3 +149,64 @@ def test_it_is_exported_merged_and_alone(
     assert exported.keys() == wanted.keys() and all(torch.equal(exported[name], wanted[name]) for name in wanted)
     first = "model.layers.0.mlp.experts.gate_up_proj"
     assert not torch.equal(wanted[first], AutoModelForCausalLM.from_pretrained(folder / "saved").state_dict()[first])
+
+
+# ------------------------------------------------------------------------------------------------ dslc's own layers
+
+
+@pytest.mark.core
+def test_own_layers_train_as_those_of_the_library(folder: Path, launcher: Launcher, one_rank: Trained) -> None:
+    """Names and first numbers are the same too, so that each resumes the other's training."""
+    own = train_job(launcher, job(folder, OWN), *PLANS["expert, zero 3"])
+    np.testing.assert_allclose(own.losses(), one_rank.losses(), rtol=0, atol=1e-5)
+    assert own.weights.keys() == one_rank.weights.keys()
+    for name, value in one_rank.weights.items():
+        np.testing.assert_allclose(own.weights[name], value, rtol=0, atol=ADAM, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def own_ranks(folder: Path, launcher: Launcher) -> dict[str, Trained]:
+    return {text: train_job(launcher, job(folder, text)) for text in (OWN, OWN_DENSE)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*OWN_PLANS])
+def test_every_plan_of_own_layers_trains_as_one_rank_does(
+    launcher: Launcher, folder: Path, own_ranks: dict[str, Trained], name: str
+) -> None:
+    text = OWN_DENSE if "tensor" in name else OWN
+    trained = train_job(launcher, job(folder, text), *OWN_PLANS[name])
+    if name == "bf16":
+        np.testing.assert_allclose(trained.losses(), own_ranks[text].losses(), rtol=0, atol=3e-2)
+    else:
+        agree(own_ranks[text], trained, weights=ADAM)
+
+
+@pytest.mark.slow
+def test_own_layers_are_exported_as_those_of_the_library(
+    folder: Path, own_ranks: dict[str, Trained], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """peft puts the adapter onto the library's network, and merges it to the same bits."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    newest = own_ranks[OWN].folder / "checkpoints" / "step-00000004"
+    command = ["export", str(job(folder, OWN)), "--checkpoint", str(newest), "-o"]
+    for output in (["adapter", "--adapter"], ["merged.safetensors"]):
+        assert main([*command, str(tmp_path / output[0]), *output[1:]]) == 0, capsys.readouterr().err
+    base = AutoModelForCausalLM.from_pretrained(folder / "saved")
+    wanted = PeftModel.from_pretrained(base, tmp_path / "adapter").merge_and_unload().state_dict()
+    exported = load_file(tmp_path / "merged.safetensors")
+    assert exported.keys() == wanted.keys() and all(torch.equal(exported[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.slow
+def test_exchanges_and_memory_of_own_layers_are_planned(launcher: Launcher, folder: Path, tmp_path: Path) -> None:
+    """Each token goes to all experts, so that the routing is even."""
+    even = job(folder, OWN.replace("top_k = 2", "top_k = 4"))
+    exchanges_as_planned(launcher, tmp_path, even, *PLANS["expert, zero 3"], "train.steps=6")
+    sources = {'"saved"': f'"{folder}/saved"', '"sentences:': f'"{folder}/sentences:'}
+    text = OWN
+    for old, new in sources.items():
+        text = text.replace(old, new)
+    assert abs(measure(text).error) <= 0.04  # the account leaves out copies of the small matrices

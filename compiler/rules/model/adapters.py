@@ -1,39 +1,42 @@
 """Rules for adapters: what they stand beside, what trains whole, and what would neither be loaded nor train. E0623,
 E0727 to E0730.
 
-Which layers are dense, and which weights are stacks of experts, is known once the network has been made, in a run and
-with `--trace`.
+Which layers are dense, and which weights are stacks of experts, is known of dslc's own layers. Of other networks it is
+known once they have been made, in a run and with `--trace`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dslc.compiler.ir.nodes import ModelGraph
-from dslc.compiler.ir.parameter_names import BASE, base_name, is_of_adapter, layers_with, target_of, targeted
+from dslc.compiler.ir.parameter_names import (
+    BASE,
+    STACKS,
+    base_name,
+    is_of_adapter,
+    layers_with,
+    target_of,
+    targeted,
+    targets_stack,
+)
+from dslc.compiler.ir.steps import ModuleStep
+from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.sharding import trained
 from dslc.compiler.rules.model.name_patterns import quoted, unmatched_patterns
-from dslc.dsl.diagnostics import Diagnostic
+from dslc.dsl.diagnostics import Diagnostic, Note, passes
 from dslc.dsl.language.calls import Lora
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.remedy import remedy, set_argument
-from dslc.dsl.words import shorten_list
+from dslc.dsl.remedy import remedy, remove_argument, set_argument, set_field
+from dslc.dsl.words import article, shorten_list
 
 
-def check_adapter(job: JobSpec, model: ModelGraph | None) -> Iterator[Diagnostic]:
+def check_adapter(job: JobSpec, model: ModelGraph | None, layout: Layout | None) -> Iterator[Diagnostic]:
     """Checks `model.adapter` against the network, as far as that is known."""
     adapter = job.model.adapter
-    if adapter is None:
+    if adapter is None or model is None:
         return
-    if not job.model.has_user_network:
-        yield Diagnostic(
-            "E0623",
-            "adapters are for `transformers(…)` and `python(…)` networks",
-            adapter.span,
-            help="such a network; or `model.freeze`, and train the rest",
-        )
-        return
-    if model is None:
+    if model.root is not None and not (yield from passes(_check_layers(job, adapter, model.root, layout))):
         return
     shapes = {q.name: q.shape for layer in model.layers for q in layer.parameters}
     names = list(shapes)
@@ -41,6 +44,84 @@ def check_adapter(job: JobSpec, model: ModelGraph | None) -> Iterator[Diagnostic
     yield from _check_targets(adapter, model, names)
     yield from _check_saved(adapter, model)
     yield from _check_freeze(job, model, names)
+
+
+def _check_layers(job: JobSpec, adapter: Lora, root: ModuleStep, layout: Layout | None) -> Iterator[Diagnostic]:
+    """Checks the adapter of a network of dslc's own layers; what it is made of, tracing tells of other networks."""
+    modules = dict(_modules(root))
+    experts = [name for name, step in modules.items() if step.kind in (".Experts", ".AdaptedExperts")]
+    stacks = [f"{name}.{stack}" for name in experts for stack in STACKS]
+    dense = [name for name, step in modules.items() if step.kind in ("Linear", ".AdaptedLinear")]
+    wrong = [(name, modules[name]) for name in filter(targeted(adapter.targets), modules) if name not in dense]
+    if wrong:
+        kind = article(f"`{wrong[0][1].kind.removeprefix('.')}`")
+        yield Diagnostic(
+            "E0727",
+            f"`{wrong[0][0]}` is {kind}, and adapters are beside dense layers and stacks of experts",
+            adapter.value_span("targets"),
+            help="`targets` of dense layers and stacks of experts; `save` for modules that are to train whole",
+        )
+        return
+    adapted = [name for name in dense if modules[name].kind == ".AdaptedLinear"]
+    adapted_stacks = [name for name in stacks if targets_stack(adapter.targets, name)]
+    if not adapted and not adapted_stacks:
+        ends = [".".join(name.split(".")[-2:]) for name in stacks] + [name.rpartition(".")[2] for name in dense]
+        yield from unmatched_patterns(
+            "0727",
+            "`model.adapter.targets`: no dense layer or stack of experts is called @",
+            adapter.value_span("targets"),
+            adapter.targets,
+            [*dict.fromkeys(ends), *dense, *stacks],
+            what="its dense layers and stacks" if stacks else "its dense layers",
+            is_of=lambda pattern, _: False,
+        )
+        return
+    yield from _check_saved_targets(adapter, [*adapted, *adapted_stacks])
+    if adapted_stacks and adapter.dropout:
+        yield Diagnostic(
+            "E0727",
+            f"peft has no dropout beside stacks of experts, such as `{adapted_stacks[0]}`",
+            adapter.value_span("dropout"),
+            help="leave `dropout` out, or the stacks of experts",
+        )
+    elif layout is not None and layout.sizes["tensor"] > 1 and (adapted_stacks or adapter.dropout):
+        what = f"beside stacks of experts, such as `{adapted_stacks[0]}`," if adapted_stacks else "with `dropout`"
+        yield Diagnostic(
+            "E0623",
+            f"an adapter {what} does not work over a tensor axis in dslc's own layers",
+            job.parallelism.value_span("tensor"),
+            notes=(Note("the adapter", adapter.value_span("targets" if adapted_stacks else "dropout")),),
+            help=remedy(
+                set_field("parallelism.tensor", 1),
+                ", and an expert axis or `zero`; or " if adapted_stacks else "; or ",
+                "dense layers alone" if adapted_stacks else remove_argument(adapter.span, "dropout"),
+            ),
+        )
+
+
+def _check_saved_targets(adapter: Lora, targets: Sequence[str]) -> Iterator[Diagnostic]:
+    """Reports adapters inside of modules that train whole."""
+    is_saved = targeted(adapter.save)
+    for name in targets:
+        parts = name.split(".")
+        saved = next(filter(is_saved, (".".join(parts[:n]) for n in range(1, len(parts) + 1))), None)
+        if saved is not None:
+            yield Diagnostic(
+                "E0727",
+                f"`{saved}` trains whole, and an adapter beside `{name}` would add nothing",
+                adapter.value_span("save"),
+                help="name it in one of the two",
+            )
+            return
+
+
+def _modules(step: ModuleStep, path: str = "") -> Iterator[tuple[str, ModuleStep]]:
+    """Yields the modules of a network by their names, without an adapter's own parts."""
+    for child in step.children:
+        name = f"{path}.{child.name}" if path else child.name
+        yield name, child
+        if child.kind != ".AdaptedLinear":
+            yield from _modules(child, name)
 
 
 def targets_any(pattern: str, names: Iterable[str]) -> bool:

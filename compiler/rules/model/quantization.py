@@ -9,7 +9,7 @@ from dslc.compiler.placement.sharding import low_copy
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language.calls import Pretrained
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.remedy import remedy, set_field
+from dslc.dsl.remedy import remedy, remove_argument, set_field
 
 
 def check_quantization(job: JobSpec, layout: Layout | None) -> Iterator[Diagnostic]:
@@ -24,6 +24,14 @@ def check_quantization(job: JobSpec, layout: Layout | None) -> Iterator[Diagnost
             start.value_span("quantize"),
             help='`model.adapter = lora(16, ["q_proj", "v_proj"])`, by the names of the network\'s layers; or leave '
             "`quantize` out",
+        )
+    elif not job.model.has_user_network:
+        yield Diagnostic(
+            "E0733",
+            "weights in 4 or 8 bits are those of `transformers(…)` and `python(…)` networks",
+            start.value_span("quantize"),
+            notes=(Note("the network", job.model.network_span),),
+            help=remedy(remove_argument(start.span, "quantize"), "; or such a network"),
         )
     elif layout is not None:
         yield from _check_plan(job, layout, start)

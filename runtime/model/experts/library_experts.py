@@ -34,7 +34,7 @@ def adapt_experts(module: nn.Module) -> None:
             continue
         if not isinstance(stack, _AdaptedExperts):
             stack.__class__ = _derived(_AdaptedExperts, type(stack))
-            stack.adapters = _Adapters()
+            stack.adapters = StackAdapters()
         stack.adapters.of_stack[part.parameter_name] = part
         part.__class__ = _derived(_Passing, type(part))
 
@@ -60,8 +60,8 @@ def count_rows(chosen: Tensor, experts: int) -> Tensor:
     return counts.scatter_add_(0, pairs, torch.ones_like(pairs))
 
 
-class _Adapters:
-    """The wrappers of a module's stacks, hidden from torch, in whose tree they are around the module."""
+class StackAdapters:
+    """The adapters of a module's stacks, hidden from torch, in whose tree they are around the module."""
 
     def __init__(self) -> None:
         self.of_stack: dict[str, Any] = {}
@@ -70,7 +70,7 @@ class _Adapters:
 class _AdaptedExperts(nn.Module):
     """A module of the library with adapters."""
 
-    adapters: _Adapters
+    adapters: StackAdapters
 
     def forward(self, tokens: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Returns the sum of the results of each token's experts (tokens, top_k), by their weights."""

@@ -1,0 +1,5 @@
+import "base/gpt.plt"
+
+model {
+  adapter = lora(8, ["q_prj"]) #! E0727
+}
