@@ -12,11 +12,11 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from itertools import combinations
 
 import numpy as np
 
 from benchmarks.published import HERE, ROWS, Run, read_runs
+from benchmarks.published_choices import bound_lines, choice_lines, odd_pair_lines
 from benchmarks.published_fit import Array, errors, fit_foundry, fit_kernels, fit_megatron
 from dslc.compiler.cost.estimate import StepEstimate, estimate
 from dslc.compiler.facts.hardware import FITS, PublishedFit
@@ -203,44 +203,6 @@ def error_table(title: str, runs: Sequence[Run], found: Array, group: Callable[[
         yield f"| {name or 'all'} | {len(at):,} | {' | '.join(cells)} | {np.median(shares):+.1%} |"
 
 
-def choice_lines(runs: Sequence[Run], found: Array) -> Iterator[str]:
-    """Says how well predictions order the plans of one job, and find the fastest."""
-    jobs: dict[tuple[object, ...], list[tuple[float, float]]] = {}
-    for run, error in zip(runs, found, strict=True):
-        job = (run.model, run.length, run.gpus, run.batch)
-        jobs.setdefault(job, []).append((run.seconds, run.seconds * float(np.exp(error))))
-    pairs = [pair for plans in jobs.values() for pair in combinations(plans, 2)]
-    apart = [(a, b) for a, b in pairs if abs(np.log(a[0] / b[0])) > 0.1]
-    right = sum((a[0] < b[0]) == (a[1] < b[1]) for a, b in apart)
-    what = "Order of two plans of one job on as many devices, whose times differ by more than a tenth"
-    yield f"{what}: right in {right:,} of {len(apart):,} pairs ({right / len(apart):.1%})."
-    yield ""
-    several = [plans for plans in jobs.values() if len(plans) > 1]
-    slower = [min(plans, key=lambda plan: plan[1])[0] / min(plans)[0] - 1 for plans in several]
-    near = sum(share <= 0.1 for share in slower)
-    found_text = (
-        f"within a tenth of the fastest in {near} of {len(several)} jobs, and {max(slower):.0%} slower at worst"
-    )
-    yield f"The plan that is predicted to be the fastest is {found_text}."
-
-
-def odd_pair_lines(runs: Sequence[Run]) -> Iterator[str]:
-    """Says in how many pairs of runs more work takes less time, which no model of the plan can tell."""
-    plans: dict[tuple[object, ...], list[Run]] = {}
-    for run in runs:
-        plan = (run.model, run.length, run.tensor, run.pipeline, run.replicas, run.microbatches)
-        plans.setdefault(plan, []).append(run)
-    pairs = [pair for group in plans.values() for pair in combinations(group, 2)]
-    odd = [pair for pair in pairs if _takes_less_for_more(*pair)]
-    what = f"Of {len(pairs):,} pairs of runs that differ in the size of a micro-batch alone"
-    yield f"{what}, in {len(odd):,} the larger one takes less time, by more than 3%."
-
-
-def _takes_less_for_more(one: Run, other: Run) -> bool:
-    small, large = sorted((one, other), key=lambda run: run.microbatch)
-    return small.seconds > 1.03 * large.seconds
-
-
 def constants_table(fits: Sequence[tuple[str, PublishedFit]]) -> Iterator[str]:
     yield f"| constant | {' | '.join(name for name, _ in fits)} |"
     yield "| --- |" + " ---: |" * len(fits)
@@ -317,7 +279,9 @@ def write_fits(runs: Sequence[Run]) -> None:
             "",
             *error_table("axes", vtrain, left_out, lambda run: f"tensor {run.tensor}, pipeline {run.pipeline}"),
             "",
-            *choice_lines(vtrain, left_out),
+            *choice_lines(vtrain, left_out, errors(megatron, vtrain)),
+            "",
+            *bound_lines(vtrain, left_out),
             "",
             *odd_pair_lines(vtrain),
         ],
