@@ -310,7 +310,10 @@ class _TrainingRun:
     def _begin(self, epoch: int) -> float:
         """Enters the next step, and returns its learning rate."""
         self._enter_step()
-        rate = set_learning_rate(self._parts.optimizer, self._factor(self._step - 1) * self._goals.rate)
+        factor, optimizer = self._factor(self._step - 1) * self._goals.rate, self._job.optimizer
+        rate = set_learning_rate(self._parts.optimizer, factor)
+        if optimizer.python is None:  # a pipeline stage may have no group with the job's rate
+            rate = optimizer.lr * factor
         if self._hooks is not None:
             self._hooks.before_step(self._step, rate, epoch)
         self._guard.enter(self._step)

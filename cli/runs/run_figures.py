@@ -84,7 +84,7 @@ def curves(records: Sequence[Record]) -> list[MetricCurve]:
 
 
 def _phase_steps(phases: Mapping[tuple[str, str], Sequence[Point]]) -> dict[str, set[int]]:
-    """Returns the steps of each split that is shown: those of the thinned sum, as a chart stacks the phases."""
+    """Returns the shown steps of each split: the steps of the thinned sum, as a chart stacks the phases."""
     sums: dict[str, dict[int, float]] = {}
     for (_, split), line in phases.items():
         of_split = sums.setdefault(split, {})

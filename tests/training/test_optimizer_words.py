@@ -59,3 +59,12 @@ def test_words_resume_under_another_plan(
     assert all(line["step"] > 4 for line in resumed.lines)
     for name, value in unbroken.weights.items():
         assert abs(resumed.weights[name] - value).max() < (2e-4 if wider else 1e-5), name
+
+
+@pytest.mark.slow
+def test_the_logged_rate_is_the_job_s_on_a_stage_without_matrices(launcher: Launcher, tmp_path: Path) -> None:
+    """The first stage has no matrix for Muon, and so no group with Muon's rate."""
+    made, other_rates = job(tmp_path, MUON), 'train.optimizer.adamw=["0.*", "1.*", "2.*", "3.*", "4.*"]'
+    one, staged = (train_job(launcher, made, other_rates, *plan) for plan in ((), STAGES))
+    rates = [[line["lr"] for line in trained.lines if "lr" in line] for trained in (one, staged)]
+    assert rates[0] and rates[0] == rates[1]
