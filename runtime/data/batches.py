@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -38,6 +38,10 @@ from dslc.runtime.process.failure import frames_of, message_of
 from dslc.runtime.process.job_line import during, mark_during, mark_item_errors, mark_line
 from dslc.runtime.process.lifetime import end_with, signal_name
 from dslc.runtime.process.random_numbers import generator
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 GATHERED = 1 << 20  # bytes gathered at once, of several steps; a single step may take more
 AHEAD = 2  # steps, or micro-batches of a worker, prepared before they are asked for
@@ -90,7 +94,9 @@ def read_batches(
 ) -> Iterator[Pair]:
     """Yields the samples of each of `chunks`, which are numbers of samples."""
     if step.workers and samples.by_process:
-        return mark_item_errors(step.line, _loader(step, samples, place, [(chunk, 0) for chunk in chunks], device))
+        return mark_item_errors(
+            step.line, _loader(step, samples, place, [(chunk.numpy(), 0) for chunk in chunks], device)
+        )
     made = mark_item_errors(step.line, (_moved(batch_aside(samples, chunk), device) for chunk in chunks))
     return _prefetch(made, device) if step.workers else made
 
@@ -289,24 +295,30 @@ _REASONS = {
 
 
 class _Batched(Dataset[Any]):
-    """A data set of micro-batches: an item is the pair of the samples at some indices, in an epoch."""
+    """A data set of micro-batches: an item is the pair of the samples at some indices, in an epoch.
+
+    Indices come as an array, whose bytes are sent. A tensor would be sent as shared memory, a file for each batch.
+    """
 
     def __init__(self, samples: Samples) -> None:
         self.samples = samples
 
-    def __getitems__(self, asked: tuple[Tensor, int]) -> Pair | HandedError:
+    def __getitems__(self, asked: tuple[NDArray[np.int64], int]) -> Pair | HandedError:
+        indices, epoch = asked
         try:
-            return self.samples.batch(*asked)
+            return self.samples.batch(torch.from_numpy(indices), epoch)
         except BaseException as error:  # any kind, that of `sys.exit` too: the user's code runs
             return _to_be_raised(error)
 
 
-def _order(step: DataStep, place: RankPlace, microbatches: int, numbers: range) -> Iterator[tuple[Tensor, int]]:
+def _order(
+    step: DataStep, place: RankPlace, microbatches: int, numbers: range
+) -> Iterator[tuple[NDArray[np.int64], int]]:
     """Yields the indices of a rank's micro-batches, step after step, each with the epoch."""
     order = RankOrder(step, place, microbatches)
     for number in numbers:
         for indices in order.micro_batches(number):
-            yield indices, order.current_epoch
+            yield indices.numpy(), order.current_epoch
 
 
 def _by_processes(
@@ -320,7 +332,11 @@ def _by_processes(
 
 
 def _loader(
-    step: DataStep, samples: Samples, place: RankPlace, order: Iterable[tuple[Tensor, int]], device: torch.device
+    step: DataStep,
+    samples: Samples,
+    place: RankPlace,
+    order: Iterable[tuple[NDArray[np.int64], int]],
+    device: torch.device,
 ) -> Iterator[Pair]:
     pin = device.type == "cuda"
     for pair in _worker_batches(step, place, _Batched(samples), batch_sampler=order, pin_memory=pin):
