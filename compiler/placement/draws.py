@@ -1,8 +1,8 @@
 """Decides whether the random numbers of forward passes follow from the sample, so that no plan changes them.
 
 They do, unless the job keeps torch's generators (`train.dropout_generator = torch`) or has a step of its own. Some
-compiled code draws by torch's generators too: for the tensor axis of GPUs, and code of the user's that is recomputed or
-has no blocks in a pipeline. Of a network that a function makes tracing says which classes of modules draw, and whether
+compiled code draws by torch's generators too: for the tensor axis of GPUs, and of a user's network that has no blocks
+in a pipeline. Of a network that a function makes tracing says which classes of modules draw, and whether
 one draws what the runtime cannot give by sample.
 """
 
@@ -46,8 +46,6 @@ def torch_draws_because(job: JobSpec, layout: Layout, model: ModelGraph) -> str:
         return "the step is the job's own (`train.step`), which may call the network on any part of its samples"
     if train.compile and layout.device == "cuda" and layout.sizes["tensor"] > 1:
         return "compiled code on the tensor axis of GPUs draws by a generator of DTensor's (`train.compile`)"
-    if train.compile and job.memory.recompute != "none" and _network_facts(model) is not None:
-        return "code of your own that is recomputed may not compile, and would run again without its samples"
     in_stages = layout.sizes["pipeline"] > 1 and not any(layer.recomputable for layer in model.layers)
     if train.compile and in_stages and _network_facts(model) is not None:
         return "a network of your own without blocks is compiled by stages, which cut its modules (`train.compile`)"

@@ -519,6 +519,7 @@ COMPILER_SETTINGS: dict[str, object] = {  # the settings that modes without memo
     "_custom_ops_profile": None,
 }
 REFERENCES = ("torch._decomp", "torch._prims", "torch._refs")  # modules of operations in Python: fake kernels
+CHECKPOINT = "_checkpoint_without_reentrant_generator"  # of torch.utils.checkpoint: is given what runs a second time
 COMPILER_MARK = "__dynamo_disable"  # the attribute in which torch._compile._disable_dynamo caches its result
 
 

@@ -293,7 +293,7 @@ def join(job: JobProgram, cut: PipelineCut, mesh: Mesh, device: torch.device) ->
             stages[n] = StageModule(step.stages[n], n == last_stage, layers.values(), pass_context, trains)
     if "" in job.compiled:  # the whole model
         for stage in stages.values():
-            compiling.apply(("",), stage, device, cut=job.tensor is not None, recomputed=job.recompute.kind != "none")
+            compiling.apply(("",), stage, device, cut=job.tensor is not None)
     return Pipeline(
         step=step,
         stages=stages,

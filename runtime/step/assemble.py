@@ -228,7 +228,6 @@ def _apply(job: JobProgram, plain: nn.Module, device: torch.device) -> None:
         plain,
         device,
         cut=job.tensor is not None,
-        recomputed=job.recompute.kind != "none" and not around,
     )
     if around:
         recompute.apply(job.recompute, plain)

@@ -65,10 +65,9 @@ def apply(
     device: torch.device,
     *,
     cut: bool = False,
-    recomputed: bool = False,
 ) -> None:
     """Has torch compile these modules of `model`, which will run on `device`, at their first call; `cut`: the tensor
-    axis cuts them; `recomputed`: some run again within compiled code. Raises CompileError.
+    axis cuts them. Raises CompileError.
     """
     if not modules:
         return
@@ -91,8 +90,6 @@ def apply(
             dynamic=False if cut else None,
             # Torch's cache of whole graphs is for its own compiler alone.
             backend=_compile if by_sample and any(map(is_by_sample, module.modules())) else "inductor",
-            # Torch would recompute what it cannot compile without the pass over the samples.
-            fullgraph=by_sample and recomputed,
         )
 
 

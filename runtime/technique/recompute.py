@@ -8,7 +8,7 @@ convolutions and attention (Korthikanti et al. 2022, arXiv:2205.05198): the acco
 Contract: names, parameters and hooks stay as they are; hooks (gathering parameters, casting inputs) run outside and are
 not repeated. Gradients equal the plain module's to the bit, with one exception: if a weight is used several times under
 autocast, its 16-bit copy is made for each use, and its gradients are added up in float32. Buffers are written once: the
-second pass works on copies. A module that draws random numbers draws the same ones again: by sample (sample_draws.py),
+second pass works on copies. A module that draws random numbers draws the same ones again: by sample (sample_pass.py),
 or of torch's, Python's and numpy's generators, whose states are kept. Without gradients the module runs as it is.
 
 Limits: the module's parameters, and all that its forward reads from outside, must not change before the backward pass.
@@ -56,16 +56,13 @@ def _recomputing(module: nn.Module, *, selective: bool) -> Callable[..., object]
     contexts = functools.partial(create_selective_checkpoint_contexts, _policy) if selective else noop_context_fn
     # The compiler takes no other contexts; what Python and numpy draw are constants or inputs of its graphs.
     compiled = options | ({"context_fn": contexts} if selective else {})
-    by_sample = any(map(sample_pass.is_by_sample, module.modules()))
     if options["preserve_rng_state"]:  # torch preserves its own generators alone
         contexts = functools.partial(_drawing_alike, contexts)
-    if by_sample:
-        contexts = functools.partial(_of_same_samples, contexts)
     documents = documents_of(module)
     if documents is not None:
         contexts = functools.partial(_of_same_documents, documents, contexts)
-    sees = by_sample or documents is not None
-    plain = options | ({"context_fn": contexts} if selective or options["preserve_rng_state"] or sees else {})
+    sees = options["preserve_rng_state"] or documents is not None
+    plain = options | ({"context_fn": contexts} if selective or sees else {})
     writing_once = options | {"context_fn": functools.partial(_writing_once, module, contexts)}
     writes = any(True for _ in module.buffers())
 
@@ -103,13 +100,6 @@ def draws_numbers(module: nn.Module) -> bool:
         elif not type(part).__module__.startswith(_NOISELESS):
             return True  # a user's own module may call a function that draws
     return False
-
-
-def _of_same_samples(contexts: Contexts) -> tuple[Context, Context]:
-    """Returns the contexts of both passes; the second is over the samples of the first."""
-    first, second = contexts()
-    samples = sample_pass.current_pass()
-    return first, _EachTime(lambda: sample_pass.replayed(samples, second))
 
 
 def _of_same_documents(documents: Documents, contexts: Contexts) -> tuple[Context, Context]:

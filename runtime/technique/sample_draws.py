@@ -7,7 +7,7 @@ is of the sample's place in the global batch, and of the element within the samp
 and ranks with a piece of the sequence draw what one process draws, and so does a training that resumes, also on another
 kind of device.
 
-`SampleDraws` says which samples a pass is over. Recomputation enters the pass again (`replayed`), without states of
+`SampleDraws` says which samples a pass is over. Recomputation enters the pass again (sample_pass.py), without states of
 generators. The dropout of attention and of `nn.LSTM` goes through the same kernels.
 
 Contract: the first dim of a filled tensor goes sample by sample, or the dim that the step's `dims` names; or the
@@ -50,6 +50,7 @@ from dslc.runtime.technique.sample_pass import (
     Places,
     SamplePass,
     mark_by_sample,
+    replay_checkpoints,
 )
 
 # ------------------------------------------------------------------------------------------------------- the layers
@@ -68,6 +69,7 @@ def apply(
     if step is None:
         return
     replace_kernels(device.type)
+    replay_checkpoints()
     dims = {draw.module: draw.dims for draw in step.dims}
     for name, module in model.named_modules():
         kind = class_name(type(module))

@@ -1,24 +1,28 @@
 """The pass and the layer that draw random numbers by sample, in each thread (sample_draws.py enters them).
 
-Contract: recomputation goes on in a pass as it was (`replayed`), and draws what the first pass drew.
+Contract: what `torch.utils.checkpoint` runs a second time, for `memory.recompute` or in a network's own code, draws
+what it drew at first (`replay_checkpoints`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.utils import checkpoint
 
 from dslc.compiler.ir.steps import SHARED
+from dslc.compiler.trace.private_torch import CHECKPOINT
 from dslc.runtime.technique import philox
 
 Places = npt.NDArray[np.int64]
@@ -139,13 +143,38 @@ def current_pass() -> SamplePass | None:
     return None if samples is None else replace(samples, draws=samples.draws.copy())
 
 
-@contextlib.contextmanager
-def replayed(samples: SamplePass | None, within: contextlib.AbstractContextManager[object]) -> Iterator[None]:
-    """Goes on in a pass as it was when `current_pass` returned it."""
-    before = ACTIVE.samples
-    ACTIVE.samples = None if samples is None else replace(samples, draws=samples.draws.copy())
-    try:
-        with within:
-            yield
-    finally:
-        ACTIVE.samples = before
+@functools.cache
+def replay_checkpoints() -> None:
+    """Lets whatever `torch.utils.checkpoint` runs a second time in this process draw what it drew at first."""
+    names = vars(checkpoint)
+    begin = names[CHECKPOINT]
+
+    def begin_replayed(function: Callable[..., Any], *options: Any, **named: Any) -> Any:
+        return begin(_Replayed(function, runs_first=False), *options, **named)
+
+    class ReplayedFunction(checkpoint.CheckpointFunction):
+        @classmethod
+        def apply(cls, *args: Any, **named: Any) -> Any:
+            function = _Replayed(args[0], runs_first=True)
+            return super().apply(function, *args[1:], **named)  # type: ignore[no-untyped-call]
+
+    names[CHECKPOINT], names["CheckpointFunction"] = begin_replayed, ReplayedFunction
+
+
+class _Replayed:
+    """A function that runs again in a backward pass. `runs_first`: its first call is the one in the forward pass."""
+
+    def __init__(self, function: Callable[..., Any], *, runs_first: bool) -> None:
+        self._function, self._runs_first = function, runs_first
+        self._samples, self._layer = current_pass(), ACTIVE.layer
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        if self._runs_first or self._samples is None:
+            self._runs_first = False
+            return self._function(*args, **named)
+        before = ACTIVE.samples, ACTIVE.layer
+        ACTIVE.samples, ACTIVE.layer = replace(self._samples, draws=self._samples.draws.copy()), self._layer
+        try:
+            return self._function(*args, **named)
+        finally:
+            ACTIVE.samples, ACTIVE.layer = before

@@ -71,6 +71,8 @@ PLANS = [
         "own",
         (TWO, "train.compile=true", "parallelism.microbatches=2", "parallelism.zero=3"),
     ),
+    ("own", (TWO, "train.compile=true", RECOMPUTED, "parallelism.zero=3")),
+    ("own", (TWO, "train.compile=true", RECOMPUTED, "parallelism.pipeline=2", "parallelism.microbatches=2")),
     ("layers", (TWO, "train.compile=true", "parallelism.pipeline=2", "parallelism.microbatches=2")),
     ("vit", DATA),
     ("vit", PIPELINE),

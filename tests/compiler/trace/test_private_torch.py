@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from helpers.gang import gang
 from helpers.private_names import private_names
 from torch import nn
@@ -31,6 +32,11 @@ def test_what_subclasses_override_is_there(place: str) -> None:
     module, _, name = place.partition(":")
     kind = getattr(importlib.import_module(module), name)
     assert [each for each in pt.OVERRIDDEN[place] if not callable(getattr(kind, each, None))] == []
+
+
+def test_what_a_checkpoint_runs_again_is_the_first_argument_of_a_function() -> None:
+    begin = getattr(torch.utils.checkpoint, pt.CHECKPOINT)
+    assert next(iter(inspect.signature(begin).parameters)) == "fn"
 
 
 def test_the_history_of_a_gpus_memory_is_there() -> None:
