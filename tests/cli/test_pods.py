@@ -123,7 +123,8 @@ def test_who_waited_for_a_place_leaves_as_the_training_ended(
 ) -> None:
     """A pod that ended with 0 when the others were only stopped would end the Job; it leaves after the coordinator."""
     waited = list[float]()
-    monkeypatch.setattr("threading.Event.wait", lambda _, seconds: waited.append(seconds))
+    event = SimpleNamespace(wait=waited.append)  # not of all threads: those of libraries wait as well
+    monkeypatch.setattr(elastic, "threading", SimpleNamespace(Event=lambda: event))
 
     def over(_: object) -> None:
         raise TrainingOverError(7, "coordinator", was_stopped=stopped)
@@ -137,7 +138,7 @@ def test_who_waited_for_a_place_leaves_as_the_training_ended(
 @pytest.mark.parametrize("is_coordinator", [False, True])
 def test_the_coordinator_is_the_first_to_end(monkeypatch: pytest.MonkeyPatch, is_coordinator: bool) -> None:
     waited = list[float]()
-    event = SimpleNamespace(wait=waited.append)  # not of all threads: those of libraries wait as well
+    event = SimpleNamespace(wait=waited.append)
     monkeypatch.setattr(elastic, "threading", SimpleNamespace(Event=lambda: event))
     monkeypatch.setattr(elastic, "meet", lambda rendezvous: Coordinator(is_coordinator=is_coordinator))
     monkeypatch.setattr(elastic._ElasticTraining, "run", lambda self, group: (Outcome(run_dir="", steps=400), None))

@@ -120,11 +120,13 @@ def test_unlike_modules_are_all_compiled() -> None:
     assert counters["stats"]["unique_graphs"] >= 3
 
 
-def test_a_machine_without_a_compiler_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_machine_without_a_compiler_is_told_so(tmp_path: Path) -> None:
     from torch._inductor import config, cpp_builder
 
-    monkeypatch.setattr(config.cpp, "cxx", (None, str(tmp_path / "no-such-compiler")))
     cpp_builder.cpp_compiler_search.cache_clear()
-    with pytest.raises(CompileError, match=r"`train.compile` needs a C\+\+ compiler .*`train.compile = false`"):
+    with (
+        config.patch({"cpp.cxx": (None, str(tmp_path / "no-such-compiler"))}),
+        pytest.raises(CompileError, match=r"`train.compile` needs a C\+\+ compiler .*`train.compile = false`"),
+    ):
         compiling.apply(("2",), build_model(gpt_model(), "cpu"), CPU)
     cpp_builder.cpp_compiler_search.cache_clear()
