@@ -20,9 +20,7 @@ from dslc.dsl.record import record
 
 @record
 class Coordinate(Staging):
-    """The part of one pipeline coordinate: `mine` are its stages, `held` the layers of each, with copies of weights
-    that another coordinate owns.
-    """
+    """A pipeline coordinate's part: its stages `mine`; `held`, the layers of each, with copies of others' weights."""
 
     pipeline: int
     mine: tuple[int, ...]

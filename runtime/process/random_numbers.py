@@ -86,7 +86,7 @@ def state(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore(found: Mapping[str, Tensor], device: torch.device) -> None:
-    """Restores states of `state`; the GPU's stays if it had none. Raises ValueError or RuntimeError if impossible."""
+    """Restores states of `state`; a GPU's stays if there is none. Raises ValueError or RuntimeError."""
     torch.set_rng_state(found["torch"])
     *words, kept, gauss = found["python"].tolist()
     random.setstate((_VERSION, tuple(map(int, words)), gauss if kept else None))

@@ -82,9 +82,7 @@ class RunControl:
         return bool(self._numbers[_REQUEST])
 
     def answer(self, step: int, *, timed: bool = False) -> None:
-        """Sets `stop_at` to `step` (from 1) if a stop was requested, or the job's time has passed (`timed`); called by
-        rank 0 before it begins a step.
-        """
+        """Sets `stop_at` to `step` (from 1) if a stop was requested or time is up (`timed`); by rank 0."""
         numbers = self._numbers
         if not self._alone:
             numbers[_TIME_IS_UP] |= timed
