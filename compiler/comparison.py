@@ -298,7 +298,9 @@ def _sent_bytes(node: RankNode) -> dict[str, Value]:
 
 
 def _paired(one: PlanView, other: PlanView) -> list[tuple[str, RankNode, RankNode]]:
-    """Returns the compared ranks of both plans: of equal pipeline coordinates, or those with the highest peaks."""
+    """Returns the ranks of both plans that are compared: those at each pipeline coordinate, or, where these are not the
+    same, those with the highest peak.
+    """
     if not one.ranks or not other.ranks:
         return []
     if [each.pipeline for each in one.ranks] == [each.pipeline for each in other.ranks]:

@@ -50,7 +50,9 @@ def emit(plan: PlanGraph, plan_hash: str) -> p.JobProgram:
 
 
 def expected_phases(estimate: Estimate | None) -> p.StepPhases | None:
-    """Returns an estimate by phases; None without one, or by times that were not measured on this machine."""
+    """Returns an estimate by phases of a step; None without one, and of times that are not of this machine: a bound, or
+    what was published of the same kind of device.
+    """
     if estimate is None or estimate.step_time is None or estimate.source in ("bound", "published"):
         return None
     return p.StepPhases(

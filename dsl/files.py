@@ -45,7 +45,9 @@ def open_file(path: str, *, piped: bool = False) -> BinaryIO:
 
 
 def overwrite(path: str, text: str) -> None:
-    """Writes beside the file and renames, so never half of it. Follows a link; keeps mode, owner and group."""
+    """Writes beside the file and renames, so that a crash never leaves half of it. Follows a link to its target, and
+    keeps mode, owner and group.
+    """
     target = os.path.realpath(path)
     before = os.stat(target)
     beside = f"{target}.{os.getpid()}.tmp"

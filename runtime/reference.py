@@ -114,7 +114,9 @@ def add_reference(
 def _refuse_or_note(
     run_dir: str, stored: StoredReference, changed: Sequence[str], table: Tensor, step: int, line: str
 ) -> None:
-    """Raises ReferenceChangedError if the same pairs would have another reference; else notes what is computed."""
+    """Raises ReferenceChangedError if a training that goes on would have another reference for the same pairs; else
+    notes what it is computed anew for.
+    """
     what = " and ".join(changed)
     if step and "pairs" not in changed and stored.table.shape == table.shape:
         difference = (stored.table - table).abs().max().item()

@@ -117,7 +117,9 @@ class StallWatch:
         return [self._board.details(rank) for rank in self._board.ranks]
 
     def _stall(self, positions: list[tuple[int, int, int]]) -> _Stall:
-        """Returns for how long no position changed, or all ranks were idle, whichever is closer to its limit."""
+        """Returns for how long no position changed; or for how long all ranks were idle, where that is closer to its
+        limit.
+        """
         timeout = self._program.timeout
         limit = min(max(LIMIT, 3 * self._longest), timeout)
         if not self._is_early(positions) and all(phase_of(position) not in _LONG for _, position, _ in positions):

@@ -153,7 +153,9 @@ def _flush() -> None:
 
 
 def _print_to(path: str, goes_on: bool) -> None:
-    """Sends all output to a file, and stacks on SIGUSR1 or a crash. A resumed training appends to it."""
+    """Sends the output of this process and its libraries to a file, and stacks on SIGUSR1 or a crash as well. A resumed
+    training appends to it.
+    """
     try:
         _send_to(open_to_append(path, truncate=not goes_on))
     except OSError:
@@ -170,7 +172,9 @@ def _print_to(path: str, goes_on: bool) -> None:
 
 
 class _Log(io.FileIO):
-    """Drops output that the log cannot take: a full disk ends a training only if what matters is lost."""
+    """Drops output that cannot be written to the log: a full disk ends a training only if something is lost that
+    matters.
+    """
 
     def write(self, content: Any, /) -> int:  # `content` is a buffer, a type without a name before Python 3.12
         try:
@@ -201,7 +205,9 @@ def _prepare(job: JobProgram, place: RankPlace) -> torch.device:
 
 
 def _threads_of(environ: Mapping[str, str]) -> int:
-    """Returns the threads that the environment asks for, or 0; torchrun's 1 for everybody is no user's wish."""
+    """Returns the threads that the environment asks for; 0 if it does not. torchrun says 1 for everybody who does not,
+    which is no wish of the user's.
+    """
     said = environ.get("OMP_NUM_THREADS") or environ.get("MKL_NUM_THREADS") or ""
     first = said.partition(",")[0].strip()  # of nested regions, the outermost
     threads = int(first) if first.isdecimal() else 0

@@ -148,7 +148,9 @@ def _has_peers(ready: Ready) -> bool:
 
 
 def _show_findings(report: Report, places: Sequence[World], arguments: argparse.Namespace, rendezvous: str) -> bool:
-    """Shows what was found, once among several processes of a launcher. Returns False if the job cannot run."""
+    """Shows what was found, once where a launcher has started several processes like this one. Returns False if the job
+    cannot run.
+    """
     speaks = all(world.speaks for world in places[:1])
     if speaks:
         show(report)

@@ -21,7 +21,9 @@ from dslc.dsl.record import Record, record
 
 @record
 class RankCost(Record):
-    """The cost of one pipeline coordinate's ranks, by parts: a search reads the memory of many plans alone."""
+    """The cost of the ranks of one pipeline coordinate. Each part is computed when it is first read, as a search reads
+    the memory of many plans and the rest of few.
+    """
 
     staging: Staging
     pipeline: int

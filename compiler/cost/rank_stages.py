@@ -127,7 +127,9 @@ class LayerSizes:
         )
 
     def _draws_again(self, is_recomputed: bool) -> bool:
-        """True if the layer is recomputed and may draw, as any user's own may: its generator's state is kept."""
+        """True if the layer is recomputed and may draw random numbers of a generator, as any of a user's own may: the
+        state of the generator is kept.
+        """
         if not is_recomputed or self._layout.device != "cpu":
             return False
         by_generator = self._model.noise and not draws_by_sample(self._job, self._layout, self._model)
@@ -266,7 +268,9 @@ class RankStages:
         return size
 
     def _by_action(self, steps: Iterable[Step]) -> dict[int, dict[ActionKey, tuple[ActionMemory, ...]]]:
-        """Returns the memory of the rank's actions by stage: the most for the same gathered units and gradients."""
+        """Returns the memory of the rank's actions by stage: the most of actions that hold the same gathered units and
+        gradients.
+        """
         order = list(steps)
         actions = [action for action, _ in order]
         gathered: Sequence[GatheredBytes | None] = [None] * len(order)
@@ -343,7 +347,9 @@ class RankStages:
 
     @cached_property
     def units(self) -> tuple[list[int], list[list[ParameterNode]]]:
-        """Returns each layer's unit, and each unit's parameters: a stage's root first, then its layers."""
+        """Returns the unit of each layer, and the parameters of each unit. The root of a stage comes before the stage's
+        other units, each a layer.
+        """
         unit_of, units = list[int](), list[list[ParameterNode]]()
         names = {unit.name for unit in self._staging.units if unit.name}
         for layers in self._ranges.values():

@@ -19,7 +19,9 @@ IDLE = WorkingSet(0, 0, 0, 0)  # a moment without work
 
 @dataclass(kw_only=True)
 class UnshardedMemory:
-    """One process, or DistributedDataParallel with or without ZeRO-1: each rank has all parameters and gradients."""
+    """One process, or DistributedDataParallel with or without ZeRO-1: parameters and gradients are whole on each
+    rank.
+    """
 
     trains: list[int]  # numbers, by layer
     buckets: bool  # DistributedDataParallel's, which stay and hold the gradients after the exchange
@@ -35,7 +37,9 @@ class UnshardedMemory:
         self._made = self._others = 0
 
     def begin(self, gathered: GatheredBytes | None, layers: range, other_gradients: int) -> int:
-        """Begins an action beside `other_gradients`, bytes of other stages; returns bytes of gradients."""
+        """Begins an action of the stage with these layers, beside `other_gradients`, bytes of other stages; returns
+        bytes of gradients.
+        """
         if self.staged:
             self._all = 4 * sum(self.trains[n] for n in layers)
             self._made, self._others = 0, other_gradients
@@ -60,7 +64,9 @@ class UnshardedMemory:
         return self._others + self._all * (self.buckets + self.earlier) - freed
 
     def leave(self, layer: int, is_final: bool) -> Iterator[int]:
-        """Leaves a layer's backward pass; yields bytes of gradients while a unit is scattered. `is_final`: the last."""
+        """Leaves a layer in the backward pass; yields bytes of gradients while a completed unit is scattered.
+        `is_final`: the action ends.
+        """
         self._made += 4 * self.trains[layer]
         yield from ()
 

@@ -54,7 +54,9 @@ class CollectiveTime(Record):
 
 @record
 class RestTime(Record):
-    """Seconds of a step outside its parts: `seconds` with `microbatches` micro-batches, and `each` for one more."""
+    """Seconds of a step that no part of it accounts for: `seconds` with `microbatches` micro-batches, and `each` for
+    each further one.
+    """
 
     microbatches: int
     seconds: float
@@ -152,7 +154,9 @@ def with_constants(fit: RunFit, constants: Mapping[str, float]) -> RunFit:
 
 
 def read_times(kind: type[Times], data: object) -> Times:
-    """Returns times from plain data. Raises DecodeError for another form or version, negative or not finite."""
+    """Returns times from plain data. Raises DecodeError if these are of another form or version, negative, or not
+    finite.
+    """
     times = from_json(kind, data)
     if isinstance(times, RunFit) and times.constants != CONSTANTS_VERSION:
         raise DecodeError(f"its constants are of version {times.constants}, and those of this dslc {CONSTANTS_VERSION}")
@@ -214,13 +218,17 @@ def loss_signature(loss: str, output: object, arithmetic: str) -> str:
 
 
 def network_signature(layers: Iterable[str], loss: str, exchange: str) -> str:
-    """Returns a network's name by its layers' and loss's signatures, and an exchange that computes beyond sums."""
+    """Returns the name of a network, by the signatures of its layers and its loss, with its gradient exchange if ranks
+    compute more in it than sums.
+    """
     digest = hashlib.blake2b(repr((sorted(layers), loss)).encode(), digest_size=5).hexdigest()
     return f"network {digest} {exchange}".strip()
 
 
 def data_signature(job: JobSpec, samples: object) -> str:
-    """Returns the name of the making of a job's samples: source, and a digest of what decides its time."""
+    """Returns the name of the making of a job's samples, which are of one shape: its source, and a digest of what
+    decides its time.
+    """
     source = job.data.source
     augmentations = [each.word for each in getattr(source, "augment", None) or ()]
     return f"{source.word} {hashlib.blake2b(repr((samples, augmentations)).encode(), digest_size=5).hexdigest()}"
@@ -232,7 +240,9 @@ def update_name(job: JobSpec) -> str:
 
 
 def collective_name(operation: str, ranks: int, backend: str, *, across: bool = False) -> str:
-    """Returns the name of a collective among `ranks` (0 for a message), on one host or `across` hosts."""
+    """Returns the name of a collective among `ranks`, on one host or `across` hosts; `ranks` is 0 for a message, which
+    is between two.
+    """
     where = " across hosts" if across else " over shared memory" if backend == "shared_memory" else ""
     return f"{operation} {ranks or 2}{where}"
 

@@ -63,7 +63,9 @@ class Hardware(Record):
 
 
 def framework_bytes(device: str, world_size: int) -> int:
-    """Returns the framework's memory on a device outside of torch's allocator: 0 on a CPU, where it is unknown."""
+    """Returns the memory that the framework takes on a device outside of torch's allocator: 0 on a CPU, where it is
+    unknown.
+    """
     if device == "cpu":
         return 0
     return CUDA_CONTEXT + (NCCL_BUFFERS if world_size > 1 else 0)
@@ -152,7 +154,9 @@ class PublishedFit(Record):
 
 
 def nearest_fit(hardware: Hardware) -> PublishedFit | None:
-    """Returns the fit of this kind of GPU, or of the one most similar in peak and bandwidth; None if unknown."""
+    """Returns the fit of this kind of GPU, or of the kind whose peak and bandwidth are most similar; None if either
+    figure is unknown.
+    """
     if hardware.cpu or hardware.bandwidth is None:
         return None
     if hardware.kind in fitted_kinds():

@@ -133,7 +133,9 @@ def sequences(
     absent: MissingDataError | None = None,
     found: dict[str, Any] | None = None,
 ) -> SourceFacts:
-    """Returns the facts of streams of `lengths` tokens, cut into sequences; the files may be absent."""
+    """Returns the facts of streams with `lengths` tokens each, cut into sequences. Their shape is known even if the
+    files are absent.
+    """
     tokens = None if context is None else TensorFact(shape=(context,), dtype="int64")
     samples = None
     if lengths is not None and context is not None:

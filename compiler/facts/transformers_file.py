@@ -34,7 +34,9 @@ def configuration_file(network: TransformersNetwork, folder: str) -> str | None:
 
 
 def written_task(network: TransformersNetwork, folder: str) -> str | None:
-    """Returns the task that the job or `architectures` names; None if unknown, or unreadable (reported later)."""
+    """Returns the task that the job or the file's `architectures` name; None for neither, or for a file that cannot be
+    read, which is reported where the model is made.
+    """
     if network.task is not None:
         return network.task
     file = configuration_file(network, folder)

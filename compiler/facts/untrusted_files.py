@@ -126,7 +126,9 @@ def replacing(path: str, *, newline: str | None = None) -> Iterator[TextIO]:
 
 
 def write_private(path: str, text: str, *, replace: bool) -> None:
-    """Writes a file for this user alone, at once; one that is there stays, or is replaced. Raises OSError."""
+    """Writes a file that this user alone can read and write, at once. One that is there stays, or is replaced. Raises
+    OSError.
+    """
     new = f"{path}.{os.urandom(4).hex()}"
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:

@@ -26,7 +26,9 @@ from dslc.dsl.words import plural
 
 @record
 class Machine(Record):
-    """The machine that times depend on: the processor's architecture and model, its cores, torch's version."""
+    """The machine that the times of a calibration depend on: the processor's architecture and model, its cores, torch's
+    version.
+    """
 
     processor: str
     cores: int

@@ -177,7 +177,9 @@ def _microbatch(plan: PlanGraph) -> int:
 
 
 def order_text(sources: int, sampler: p.SamplerStep | None, samples: int | None, *, shuffle: bool) -> str:
-    """Returns `shuffled each epoch` and the like, after the number of `samples`; `sources`: of a mixture, or 0."""
+    """Returns `shuffled each epoch` and the like, to follow the number of `samples`; `sources` counts the sources of a
+    mixture, 0 without one.
+    """
     if sources:
         return f"{plural(sources, 'source')} {'shuffled together' if shuffle else 'in turn'}"
     if sampler is None:

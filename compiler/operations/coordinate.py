@@ -20,7 +20,9 @@ from dslc.dsl.record import record
 
 @record
 class Coordinate(Staging):
-    """A pipeline coordinate's part: its stages `mine`; `held`, the layers of each, with copies of others' weights."""
+    """The part of one pipeline coordinate: `mine` are its stages, `held` the layers of each, with copies of weights
+    that another coordinate owns.
+    """
 
     pipeline: int
     mine: tuple[int, ...]

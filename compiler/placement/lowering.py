@@ -32,7 +32,9 @@ ACTIVE = 3  # stages whose parameters are present at once
 
 
 class Issue(NamedTuple):
-    """An entry of a rank's row: of the table, or inserted for one. `microbatch`: -1 for a whole stage."""
+    """One entry of a rank's row: an action of the table, or one inserted for it. `microbatch` is -1 if the entry
+    concerns a whole stage.
+    """
 
     kind: str
     stage: int

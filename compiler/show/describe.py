@@ -60,14 +60,18 @@ def coordinates(plan: PlanView, rank: int) -> dict[str, int]:
 
 
 def coordinates_text(plan: PlanView, rank: int) -> str:
-    """Formats a rank's place: `pipeline 1, data 2, replica 1`: axes of more than one rank, and the copy."""
+    """Formats a rank's place: `pipeline 1, data 2, replica 1`: the axes that have more than one rank, and the copy of
+    the parameters.
+    """
     place = coordinates(plan, rank)
     copy = [f"replica {replica(plan, rank)}"] if replicas(plan) > 1 else []
     return ", ".join([*(f"{axis.name} {place[axis.name]}" for axis in plan.axes if axis.size > 1), *copy])
 
 
 def group(plan: PlanView, rank: int, axis: str) -> list[int]:
-    """Returns the ranks that differ from `rank` on one axis alone, with itself: its collectives' members there."""
+    """Returns the ranks that differ from `rank` on one axis alone, itself included: the members of its collectives
+    there.
+    """
     node = axis_of(plan, axis)
     start = rank - coordinates(plan, rank).get(axis, 0) * node.stride
     return [start + n * node.stride for n in range(node.size)]
@@ -200,7 +204,9 @@ def exchange_time(traffic: TrafficNode) -> str:
 
 
 def axis_bytes(plan: PlanView, axis: str) -> int | None:
-    """Returns the most bytes that a rank puts in over an axis in a later step, in the mean; None if unknown."""
+    """Returns the most bytes of input of a rank over an axis in a step, in the mean over later steps; None if the
+    network is unknown.
+    """
     return max((handed_in(exchanged(node, axis)) for node in plan.ranks), default=None)
 
 
@@ -452,7 +458,9 @@ def known_text(value: float | None, text: Callable[[float], str]) -> str:
 
 
 def bound_text(plan: PlanView) -> str:
-    """Returns the source of the predicted time. ` at best`: a lower bound, by the data sheet's peak."""
+    """Returns the source of the predicted time. ` at best` assumes the peak of the device's data sheet: a lower
+    bound.
+    """
     return source_text(plan.step.source, plan.step.fit, plan.topology.kind) if plan.step is not None else " at best"
 
 
@@ -478,7 +486,9 @@ def time_source(plan: PlanView) -> str:
 
 
 def rate_text(plan: PlanView) -> str:
-    """Formats all ranks' rate in the predicted time: `134 k tokens/s`, or samples; "" if it is unknown."""
+    """Formats the rate of all ranks together in the predicted time: `134 k tokens/s`, or samples; "" if it is
+    unknown.
+    """
     if not plan.step_time:
         return ""
     fact = plan.layers[0].input if plan.layers else None

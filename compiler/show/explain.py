@@ -376,7 +376,9 @@ def _schedule(plan: PlanView) -> list[str]:
 
 
 def _balance(plan: PlanView, schedule: Schedule) -> list[str]:
-    """Compares the slowest stage and the bubble with those of a cut into equal numbers of layers."""
+    """Compares the slowest stage and the bubble with the slowest stage and the bubble of a cut into equal numbers of
+    layers.
+    """
     work = [layer.flops for layer in plan.layers]
     mean = sum(work) / max(1, len(plan.stages))
     if not mean:

@@ -171,7 +171,9 @@ class _Graph:
         self.boxes[name] = (x, y, w, h)
 
     def _draw_update(self, number: int, pipeline: int, column: int) -> None:
-        """Draws exchange and update after the lane's last backward, with order within the lane."""
+        """Draws the exchange over the data axis and the update, after the lane's last backward; order within the
+        lane.
+        """
         mine = [name for name in self.boxes if self._lane_of(name) == pipeline]
         mine.sort(key=lambda name: self.boxes[name][0])
         if not self.folded:

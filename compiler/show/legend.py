@@ -136,7 +136,9 @@ def traffic_table(canvas: Canvas, plan: PlanView, x: float, y: float) -> tuple[f
 
 
 def axes_table(canvas: Canvas, plan: PlanView, x: float, y: float) -> float:
-    """Draws the axes, innermost first: links, traffic, the reason for the order; returns the table's height."""
+    """Draws the axes, the innermost first: their links, their traffic, and the reason for their order; returns the
+    table's height.
+    """
     axes = exchanging_axes(plan)[::-1]
     if not axes:
         return 0

@@ -63,7 +63,9 @@ class ScheduleBox(Record):
 
 @record
 class HeldActivations(Record):
-    """A rank's activations between two moments: their bytes, and their micro-batches at its stages."""
+    """The activations of a rank between two moments: their bytes, and the micro-batches at its stages that they belong
+    to.
+    """
 
     start: float
     end: float

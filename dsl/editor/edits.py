@@ -68,7 +68,9 @@ def _states(text: str, path: str) -> bool:
 
 
 def apply_fix(text: str, name: str, fix: Fix) -> str | None:
-    """Returns the text with the fix made; None if that cannot be, or changes nothing. `name`: its name in spans."""
+    """Returns the text with the fix made; None if it cannot be made here or changes nothing. `name` is the name that
+    the text has in the spans of diagnostics.
+    """
     made = _at_places(text, name, [edit for edit in fix.edits if edit.place is not None])
     # What is set may stand where the only entry of a block is removed.
     for edit in sorted((edit for edit in fix.edits if edit.place is None), key=lambda edit: edit.value is None):
@@ -78,7 +80,9 @@ def apply_fix(text: str, name: str, fix: Fix) -> str | None:
 
 
 def with_fields(text: str, values: Mapping[str, str | None]) -> str:
-    """Returns the text with these fields set, by path; None removes a field, and a whole block's value."""
+    """Returns the text with these fields set, by path. A field whose value is None is removed, and so is a value of its
+    whole block (`parallelism = auto`).
+    """
     before = text
     for path, value in values.items():
         block, _, field = path.partition(".")

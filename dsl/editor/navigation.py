@@ -54,7 +54,9 @@ def find_declaration(snapshot: Snapshot, offset: int) -> list[SourceRange]:
 
 
 def find_uses(snapshot: Snapshot, offset: int, neighbours: Iterable[Snapshot] = ()) -> list[SourceRange]:
-    """Returns the uses of the param at an offset: in the file, its imports, and `neighbours` that import it."""
+    """Returns every place where the param at an offset is declared or used: in the file, in the files that it imports,
+    and in the files of `neighbours` that import it.
+    """
     scoped = snapshot.token_at(offset)
     name = _param_name(scoped, snapshot) if scoped else ""
     if not name:

@@ -67,7 +67,9 @@ class Snapshot:
         return self.source.text
 
     def place_of(self, span: Span) -> Span | None:
-        """Returns where this text shows a span: an imported file's at its import, or the first that leads there."""
+        """Returns where this text shows a span: one that lies in an imported file is shown at its import, or at the
+        first import where another file imports it.
+        """
         if span.source.name == self.path:
             return span
         imports = [region for region in self.regions if region.name.startswith("import ")]

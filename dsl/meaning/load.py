@@ -190,7 +190,9 @@ class _FileReader:
         self.complete = True  # false if something could not be read, and so may only seem to be missing
 
     def take(self, source: Source, full: str, key: str, chain: list[tuple[str, Span]]) -> tree.Document | None:
-        """Parses a text and its imports. `key`: its name from the main file's folder; `chain`: files that led here."""
+        """Parses a text and all it imports. `key` is its name from the main file's folder; `chain` holds the files that
+        led here, each with its import.
+        """
         self.read.add(self.real(full))
         self.folders[id(source)] = os.path.dirname(full)
         self.bytes += len(source.text)

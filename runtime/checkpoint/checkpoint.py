@@ -309,7 +309,9 @@ class Checkpoints:
     def save(
         self, step: int, samples: int, seconds: float, goals: Mapping[str, files.Progress], stream: Marks | None = None
     ) -> None:
-        """Saves the state after `step` steps, on all ranks alike, or begins to. `stream`: this rank's lanes."""
+        """Saves the state after `step` steps, or begins to: on all ranks, after the same step. `stream`: this rank's
+        lanes.
+        """
         began = time.monotonic()
         with mark_errors(self._step.line):
             self.finish()

@@ -27,7 +27,9 @@ _COPIED = (  # files of a tokenizer, and others that a model is used with
 
 @dataclass(frozen=True, kw_only=True)
 class CompanionFiles:
-    """`folders`: where files of tokenizer and generation are looked for, in order; `card`: the model card."""
+    """`folders`: where files of the tokenizer and of the generation are looked for, in this order. `card`: the text of
+    the model card.
+    """
 
     folders: tuple[str, ...]
     card: str

@@ -73,7 +73,7 @@ class OwnState:
         read. `size` gives a state's size. Raises OptimizerError if the optimizer makes other states.
         """
         optimizer = self._optimizer.own
-        pairs = {(name, state) for name, _, _ in self._pairs for state in states.get(name, ())}
+        pairs = self._requested_pairs(states)
         if optimizer is None or not pairs:
             return []
         if self._optimizer.needs_closure:
@@ -119,6 +119,9 @@ class OwnState:
             optimizer.state[self._pairs[key][2] if isinstance(key, int) else key] = state
         for group, entries in zip(optimizer.param_groups, content["groups"], strict=True):
             group.update(entries)
+
+    def _requested_pairs(self, states: Mapping[str, Collection[str]]) -> set[tuple[str, str]]:
+        return {(name, state) for name, _, _ in self._pairs for state in states.get(name, ())}
 
 
 def _pieces(

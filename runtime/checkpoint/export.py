@@ -248,7 +248,9 @@ def _dequantized(
 
 
 def _adapted(stored_tensors: Mapping[str, Tensor]) -> dict[str, str | None]:
-    """Returns the layers with an adapter, each with the stored name of its stack of experts, or None if dense."""
+    """Returns the layers with an adapter, each with the stored name of the stack of experts that it changes, or None
+    for a dense layer.
+    """
     shapes = {name: tuple(tensor.shape) for name, tensor in stored_tensors.items()}
     return {layer: adapted_stack(layer, shapes) for layer in layers_with(stored_tensors)}
 
@@ -283,7 +285,9 @@ def _merged(adapter_weights: Adapted, stored_tensors: Mapping[str, Tensor], fetc
 
 @contextmanager
 def _opened_plain(source: str, raw: bool) -> Iterator[tuple[dict[str, Tensor], Fetch]]:
-    """Yields the shapes and dtypes of a file's tensors, and a function that reads one. Raises CheckpointError."""
+    """Yields the shapes and dtypes of a checkpoint's or safetensors file's tensors, and a function that reads a tensor.
+    Raises CheckpointError.
+    """
     if os.path.isdir(source):
         entries = {
             key.removeprefix("model."): entry for key, entry in keys_of(source).items() if key.startswith("model.")
@@ -312,7 +316,9 @@ def _write(tensors: Mapping[str, Tensor], fetch: Callable[[str], Tensor], path: 
 
 
 def _mapped(path: str, source: str) -> dict[str, Tensor]:
-    """Returns the tensors of a safetensors file made of `source`, each with its own storage, in order of bytes."""
+    """Returns the tensors of a safetensors file made of `source`, each with a storage of its own, in the order of their
+    bytes.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -133,7 +133,9 @@ class CheckpointCandidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The chosen checkpoint, if any, and those passed over, with the reasons; `whole` of them are not damaged."""
+    """The chosen checkpoint, if any, and those that were passed over, each with the reason; `whole` of them are not
+    damaged.
+    """
 
     taken: CheckpointCandidate | None
     passed_over: tuple[CheckpointCandidate, ...]
@@ -347,7 +349,9 @@ def choose(
     steps: int,
     examine: Callable[[str, Manifest], list[str]] = damage,
 ) -> Choice:
-    """Returns the first of `candidates`, newest first, that fits and is undamaged; `examine` reads those that fit."""
+    """Returns the first of `candidates` (the newest first) that fits and is undamaged. `examine` reads the files of the
+    candidates that fit.
+    """
     skipped_candidates: list[CheckpointCandidate] = []
     fitting = 0
     for candidate in candidates:

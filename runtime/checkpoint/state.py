@@ -94,7 +94,9 @@ def load_model(
 
 
 def key_of(path: str, raw: bool) -> Callable[[str], str]:
-    """Returns the function that gives a model's name its name in a checkpoint: of its average, or of itself (`raw`)."""
+    """Returns the function that gives the name in a checkpoint for a name of the model: of its average, or with `raw`
+    of itself.
+    """
     stored_keys = keys_of(path)
     return lambda name: f"{AVERAGE}{name}" if f"{AVERAGE}{name}" in stored_keys and not raw else f"model.{name}"
 
@@ -157,7 +159,9 @@ class TrainingState:
 
     @torch.no_grad()
     def mine(self) -> State:
-        """Returns the tensors that this rank writes: its own, not copies, unless they are a mean over ranks."""
+        """Returns the tensors that this rank writes: the training's own tensors, not copies, unless they are a mean
+        over ranks.
+        """
         offload.settle(self._parts.optimizer)
         if self._parts.average is not None:
             self._parts.average.refresh()
@@ -222,7 +226,9 @@ class TrainingState:
 
     @torch.no_grad()
     def load(self, path: str, manifest: Manifest, seed: int) -> list[str]:
-        """Loads a checkpoint; returns what begins anew of an exchange, by names. Raises CheckpointError."""
+        """Loads the checkpoint at `path`, and returns the names of what begins anew of an exchange. Raises
+        CheckpointError.
+        """
         stored_tensors = keys_of(path)
         same_ranks, anew = manifest.world_size == self._ranks, list[str]()
         states = _optimizer_states(stored_tensors)
@@ -369,7 +375,9 @@ def _is_zero1(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class _Deal:
-    """Deals tensors out over the ranks that hold the same, in the order asked, each to the one with fewest bytes."""
+    """Deals tensors out over the ranks that hold the same, in the order in which all ask: each to the rank with the
+    fewest bytes.
+    """
 
     def __init__(self, rank: int, ranks: int) -> None:
         self._rank, self._ranks = rank, ranks

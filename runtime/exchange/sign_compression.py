@@ -25,7 +25,9 @@ def chunk_of(numbers: int, members: int) -> int:
 
 
 def compress(rows: Tensor, real: Tensor) -> Tensor:
-    """Returns float32 rows, of a multiple of 8, as uint8 rows; the first `real` numbers of each are no filling."""
+    """Returns float32 rows, whose length is a multiple of 8, as uint8 rows; the first `real` numbers of each are no
+    filling.
+    """
     packed = rows.new_empty((rows.shape[0], HEADER + rows.shape[1] // 8), dtype=torch.uint8)
     magnitude = rows.abs().sum(dim=1).div_(real.clamp(min=1))
     packed[:, :HEADER] = magnitude.unsqueeze(1).view(torch.uint8)

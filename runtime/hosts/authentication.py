@@ -53,7 +53,9 @@ class Session:
         return self._received > 0
 
     def receive_greeting(self, content: bytes) -> bytes:
-        """Returns the answer to a greeting: the proof, after a greeting if due. Raises AuthenticationError."""
+        """Returns what to send after the greeting of the other end: the proof, and before it a greeting, if this end
+        has sent none. Raises AuthenticationError.
+        """
         check_greeting(content)
         challenges = [self._challenge, content[len(_MAGIC) :]]
         if self._accepts:
@@ -70,7 +72,9 @@ class Session:
         return _LENGTH.pack(len(content)) + digest + content
 
     def open(self, buffer: bytes | bytearray) -> bytes | None:
-        """Returns the first frame's content in these bytes; None if not whole yet. Raises AuthenticationError."""
+        """Returns the content of the frame at the beginning of these bytes; None if it has not arrived whole. Raises
+        AuthenticationError.
+        """
         if len(buffer) < HEADER:
             return None
         (length,) = _LENGTH.unpack_from(buffer)

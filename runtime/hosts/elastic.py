@@ -232,7 +232,9 @@ class JoinQueue:
 def _wait_and_select(
     rendezvous: Rendezvous, join_queue: JoinQueue, previous_start: PreviousStart | None, expected_nodes: set[int]
 ) -> RendezvousResult:
-    """Waits for hosts and takes those that can train. `expected_nodes` of the last start may come back."""
+    """Waits for hosts and takes those that the job can train on. `expected_nodes`: nodes of the last start that may
+    come back.
+    """
     wait_reporter, began = WaitReporter(rendezvous, f"for hosts at {rendezvous.address}"), time.monotonic()
     join_queue.busy = ""
     join_queue.last = began
@@ -351,7 +353,9 @@ def _redirected(rendezvous: Rendezvous, message: Message) -> Place | None:
 def _request_join(
     rendezvous: Rendezvous, connection: Connection, previous_start: PreviousStart | None, wait_reporter: WaitReporter
 ) -> RendezvousResult:
-    """Returns the coordinator's answer to a join request. Raises HostLeftError, TrainingOverError, _Elsewhere."""
+    """Sends a join request to a coordinator and returns its answer. Raises HostLeftError, TrainingOverError,
+    _Elsewhere.
+    """
     connection.send(join_request(rendezvous, previous_start))
     wait_reporter.what, wait_reporter.why, wait_reporter.help = "for the other hosts", "", ""
     since = time.monotonic()

@@ -154,7 +154,9 @@ class LauncherGroup:
             connection.send({"kind": kind, **fields})
 
     def hear(self) -> list[tuple[int, Message]]:
-        """Returns the messages that have arrived, with their nodes; notes who is lost, and lets in who comes."""
+        """Returns the messages that have arrived, with the node that sent each, and notes who is lost. Lets in who
+        comes.
+        """
         if self._join_queue is not None:
             self._join_queue.look()
             self._join_queue.call()
@@ -306,7 +308,9 @@ class LauncherGroup:
             self._where.listening.close()
 
     def dismiss(self, steps: int | None, *, was_stopped: bool = False) -> None:
-        """Tells the waiting hosts that the training is over, or `was_stopped`, after `steps`; None if it failed."""
+        """Tells the hosts that wait to take part that the training is over, or `was_stopped`, after `steps`; None if it
+        failed.
+        """
         if self._join_queue is None:
             return
         if steps is None:

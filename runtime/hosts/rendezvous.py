@@ -73,7 +73,9 @@ class Rendezvous:
 
 
 class WaitReporter:
-    """Says what is waited for; raises RendezvousError after too long, StopRequestedError when asked to."""
+    """Says what is waited for, now and then; raises RendezvousError when that lasts too long, StopRequestedError when
+    asked to.
+    """
 
     def __init__(self, rendezvous: Rendezvous, purpose: str) -> None:
         self.what, self.why, self.help = purpose, "", ""

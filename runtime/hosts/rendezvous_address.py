@@ -26,7 +26,9 @@ class RendezvousError(Exception):
 
 
 class Endpoint(Protocol):
-    """`name`: where it is, in messages. `secret`: handed over with the address once that is open or found; or empty."""
+    """`name` says in messages where it is. `secret` is handed over with the address, once it is open or found; or
+    empty.
+    """
 
     name: str
     secret: bytes
@@ -35,7 +37,9 @@ class Endpoint(Protocol):
         """Returns the socket at which the first launcher listens. Raises RendezvousError and OSError."""
 
     def find(self) -> tuple[str, int] | None:
-        """Returns that socket's address, for the other launchers; None if unknown yet. Raises RendezvousError."""
+        """Returns the address of that socket, for the other launchers; None if it is unknown yet. Raises
+        RendezvousError.
+        """
 
     def close(self) -> None:
         """Removes what shows the endpoint; called by all when they have met, or not."""

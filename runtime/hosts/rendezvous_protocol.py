@@ -215,7 +215,9 @@ def _complete_rendezvous(
 
 
 def last_start(arrivals: Sequence[tuple[Connection, Message]]) -> tuple[int, str]:
-    """Returns the last start's number and run directory, as its hosts may know more; 0 and "" if none was in it."""
+    """Returns the number of the last start and its run directory, by the hosts that took part in it and may know more
+    than a new coordinator; 0 and "" if none did.
+    """
     starts = ((int(m.get("start") or 0), str(m.get("folder") or "")) for _, m in arrivals)
     last_number, folder = max(starts, default=(0, ""))
     return last_number, folder if last_number else ""
@@ -288,7 +290,9 @@ def _fault(rendezvous: Rendezvous, join_requests: Sequence[Message], hosts: Sequ
 
 
 def names_of(hosts: Sequence[str], *, ranks: bool) -> list[str]:
-    """Returns names that tell launchers apart: several may be on one host, or start one rank each (`ranks`)."""
+    """Returns names by which a message can tell launchers apart. Several launchers may be on one host, or start one
+    rank each (`ranks`).
+    """
     if ranks:
         return [f"rank {n} ({name})" if len(set(hosts)) > 1 else f"rank {n}" for n, name in enumerate(hosts)]
     return [f"{name} (node {n})" if hosts.count(name) > 1 else name for n, name in enumerate(hosts)]
@@ -453,7 +457,9 @@ def _request_join_at(
     previous_start: PreviousStart | None,
     wait_reporter: WaitReporter,
 ) -> RendezvousResult:
-    """Returns the coordinator's answer once all have come. Raises RendezvousError, and HostLeftError if it leaves."""
+    """Sends a join request to the coordinator, and returns what it answers when all have come. Raises RendezvousError,
+    and HostLeftError if it leaves before.
+    """
     fault = rendezvous.fault[: MOST // 8]  # a letter takes 6 bytes at most
     connection.send({**join_request(rendezvous, previous_start), "place": rendezvous.place, "fault": fault})
     wait_reporter.what, wait_reporter.why, wait_reporter.help = (

@@ -114,7 +114,9 @@ def _measure(step: MetricStep, loss: LossStep) -> Measure:
 def _measure_pairs(
     steps: Sequence[MetricStep], loss: LossStep, pieces: AnswerPieces | None
 ) -> Callable[[Structure, Structure], list[SumAndCount]]:
-    """Returns a measure of all metrics of pairs by one pass; of pairs in pieces each rank has whole sums and count."""
+    """Returns a measure of all metrics of pairs, which computes the losses of a batch once. Of pairs in pieces each
+    rank has the whole sums and the whole count.
+    """
 
     def measure(output: Tensor, target: Structure) -> list[SumAndCount]:
         pairs, number = pair_losses(loss, output, target, pieces), count(loss, target)

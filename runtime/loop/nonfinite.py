@@ -139,7 +139,9 @@ class NonFiniteGuard:
                 self._totals = [torch.cat(self._totals)]
 
     def tells(self) -> Tensor | None:
-        """Returns this rank's non-finite losses, or rank 0's skipped steps, for a logged step's sum; or None."""
+        """Returns this rank's non-finite losses, or rank 0's skipped steps, for the sum of a logged step; None if
+        neither.
+        """
         if self._skipping is not None:
             return self._skipping.skipped * (self.place.rank == 0)
         if not self.hears_in_logs:

@@ -101,7 +101,9 @@ def _generators(device: torch.device) -> list[bytes]:
 
 
 def _state(model: nn.Module) -> dict[str, object]:
-    """Returns what a network keeps between calls: attributes of modules and in them, files' variables, buffers."""
+    """Returns what a network keeps from call to call, by name: attributes of its modules and the values in them,
+    variables of its files, then buffers.
+    """
     state: dict[str, object] = {}
     for name, value in held_values(model):
         if isinstance(value, int | float | str):

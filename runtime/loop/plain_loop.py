@@ -143,7 +143,9 @@ def _step(
 
 @torch.no_grad()
 def _add_reference(job: JobProgram, model: nn.Module, splits: Splits, device: torch.device) -> None:
-    """Gives each pair its answers' log-probabilities at the start, by other weights or without the adapters."""
+    """Gives each pair the log-probabilities of its answers at the start, by other weights, or without the adapters, one
+    pair after another.
+    """
     assert job.loss.reference is not None
     if files := job.loss.reference.files:
         model = build_model(job.model, device)

@@ -46,7 +46,9 @@ _REMEDIES = {
 
 @dataclass(frozen=True, kw_only=True)
 class SlowRank:
-    """A rank `behind` the others' median, most in `phase`: it takes `seconds` there, and they take `others`."""
+    """A rank that is slower than the median of the others by `behind` seconds of a step, and in `phase` most: it takes
+    `seconds`, and `others` at their median.
+    """
 
     rank: int
     behind: float

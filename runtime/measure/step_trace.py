@@ -71,7 +71,9 @@ class _Ranges:
 
 
 def first_traced_step(steps_before: int, steps: int) -> int:
-    """Returns the first recorded step: order_check.py, which delays, compares none of them in a long training."""
+    """Returns the first step that is recorded: in a training that is long enough, order_check.py compares none of the
+    recorded ones, as that delays a step.
+    """
     first = steps_before + WARM_UP + 1
     while any(step & (step - 1) == 0 for step in range(first, first + STEPS)):
         first += 1

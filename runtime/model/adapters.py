@@ -51,7 +51,9 @@ PREFIX = "base_model.model."  # of names in that file
 
 
 class AdapterError(ModelError):
-    """The adapter does not fit. `argument` of `lora` is at fault; `dense` and `stacks` name what can have one."""
+    """The adapter does not fit. `argument` of `lora` is at fault; `dense` are the layers and `stacks` the stacks of
+    experts that can have one.
+    """
 
     def __init__(
         self, message: str, argument: str = "targets", dense: Sequence[str] = (), stacks: Sequence[str] = ()

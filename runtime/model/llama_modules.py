@@ -81,7 +81,9 @@ class GroupedAttention(nn.Module):
         return heads
 
     def _angles(self, length: int, device: torch.device) -> Tensor:
-        """Returns the angle of each position and pair, (length, 1, head_dim / 2) in float32; or for each sample."""
+        """Returns the angle of each position and pair: (length, 1, head_dim / 2), float32; for each sample where these
+        have positions of their own.
+        """
         assert self.rope_theta is not None
         first_position = self.piece * length
         positions = torch.arange(first_position, first_position + length, dtype=torch.float32, device=device)

@@ -197,7 +197,9 @@ def _head(module: nn.Module, dense: list[nn.Module]) -> nn.Module | None:
 
 @contextmanager
 def dense_layers_without_memory() -> Iterator[None]:
-    """Makes dense layers on the meta device until `give_memory`, so that not all of a large model has memory."""
+    """Makes dense layers on the meta device, so that a large model's layers never all have memory; `give_memory` ends
+    that.
+    """
     let_torchvision_load()  # which transformers imports
     from transformers.pytorch_utils import Conv1D
 

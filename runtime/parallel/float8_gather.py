@@ -53,7 +53,9 @@ class Float8Gather:
         self._scaled = self._state()
 
     def update_if_written(self, *_: object) -> None:
-        """Computes the scales anew if weights have changed, on all ranks alike; gathered weights have not."""
+        """Computes the scales anew if weights have changed, which they do on all ranks alike. Weights that are gathered
+        have not.
+        """
         if all(is_distributed(layer.weight) for layer in self._layers) and self._scaled != self._state():
             self.update()
 

@@ -153,7 +153,9 @@ def in_words(failure: Failure) -> str:
 
 
 def change_in_words(failure: Failure) -> str:
-    """Returns the message of what ended an elastic start of ranks that go on: a lost host is no failure."""
+    """Returns the message of what has ended an elastic start of the ranks, which go on: a lost host is a change, no
+    failure.
+    """
     if failure.rank is not None or failure.kind != "ended":
         return in_words(failure)
     when = f"at step {failure.step}" if failure.step else "before the first step"
@@ -201,7 +203,9 @@ def _own_notes(error: BaseException) -> tuple[str, ...]:
 
 
 def _of_storage(error: BaseException, folders: Iterable[str]) -> tuple[str, ...]:
-    """Returns a note for each folder on a full device after a failed write: torch's writers drop the reason."""
+    """Returns a note for each of the folders on a full device, if something could not be written: torch's writers drop
+    the reason.
+    """
     if not isinstance(error, OSError | RuntimeError) or getattr(error, "errno", None) == errno.EDQUOT:
         return ()
     notes = []
@@ -292,7 +296,9 @@ def frames_of(error: BaseException) -> tuple[str, ...]:
 
 
 def _place(error: BaseException, job: JobProgram, model: nn.Module | None) -> str:
-    """Returns the line of the job of an exception: of the module it names, its own, or of the innermost module."""
+    """Returns the line of the job that the exception concerns: of the module that it names, its own mark, or the line
+    of the innermost module that was called.
+    """
     named = getattr(error, "module", None)
     if named is not None and _explains_itself(error):
         return line_of_module(job, named)

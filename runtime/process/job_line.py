@@ -19,7 +19,9 @@ T = TypeVar("T")
 
 
 class mark_errors(contextlib.ContextDecorator):
-    """Marks exceptions with a line of the job, if any, and the part at work, as a `with` statement or a decorator."""
+    """Marks exceptions with a line of the job, and with the part at work, as a `with` statement or a decorator; not
+    with "".
+    """
 
     def __init__(self, line: str, during: str = "") -> None:
         self._line, self._during = line, during

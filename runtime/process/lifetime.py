@@ -72,7 +72,9 @@ def is_suspended(process: int) -> bool:
 
 
 class SuspensionTracker:
-    """Counts how long some processes were stopped; at most `gap` seconds between looks, as this one may be too."""
+    """Counts the seconds that each of some processes has been stopped. At most `gap` seconds between two looks count,
+    as this process may have been stopped as well.
+    """
 
     def __init__(self, gap: float) -> None:
         self._gap, self._at = gap, time.monotonic()

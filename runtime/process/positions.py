@@ -241,7 +241,9 @@ def forget_positions(run_dir: str) -> None:
 
 
 def read_positions(run_dir: str) -> tuple[list[HostPositions], list[str]]:
-    """Returns the positions of a run's last start, and what is wrong with files that cannot be read."""
+    """Returns the positions that the launchers of a run wrote at its last start, and what is wrong with files that
+    cannot be read.
+    """
     folder = os.path.join(run_dir, FOLDER)
     try:
         names = sorted(name for name in os.listdir(folder) if _FILE.fullmatch(name))

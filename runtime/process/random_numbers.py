@@ -86,7 +86,9 @@ def state(device: torch.device) -> dict[str, Tensor]:
 
 
 def restore(found: Mapping[str, Tensor], device: torch.device) -> None:
-    """Restores states of `state`; a GPU's stays if there is none. Raises ValueError or RuntimeError."""
+    """Restores states that `state` returned; the GPU's stays if the other training had none. Raises ValueError and
+    RuntimeError for an impossible state.
+    """
     torch.set_rng_state(found["torch"])
     *words, kept, gauss = found["python"].tolist()
     random.setstate((_VERSION, tuple(map(int, words)), gauss if kept else None))

@@ -177,7 +177,9 @@ def naming(path: str) -> Iterator[None]:
 
 
 def read_metrics(run_dir: str) -> list[Record]:
-    """Returns the records of metrics.jsonl; [] without one. Raises ValueError, with the line, if one is unreadable."""
+    """Returns the records of metrics.jsonl; [] if there is no file. Raises ValueError, with the number of the line, if
+    one cannot be read.
+    """
     found, damaged = _read_records(run_dir)
     if damaged:
         raise ValueError(f"{os.path.join(run_dir, NAME)}, {damaged[0]}")
@@ -227,7 +229,9 @@ def _is_number(value: object, name: str) -> bool:
 
 
 def note(run_dir: str, text: str, whole: str = "") -> None:
-    """Writes one line for who watches, and into this rank's log, where `whole` may say more. Raises nothing."""
+    """Writes one line for whoever watches the training, and into this rank's log, where `whole` may say more. Raises
+    nothing.
+    """
     print(whole or text, flush=True)
     path = os.path.join(run_dir, NOTES)
     with contextlib.suppress(OSError), open(open_to_append(path), "a", encoding="utf-8") as file:
@@ -244,7 +248,9 @@ class Follower:
         return (line for line in self.parts() if line is not None)
 
     def parts(self) -> Iterator[str | None]:
-        """Yields new lines, and None for each part of a line too long for a training's: a reader may stop at each."""
+        """Yields the new lines, and None for each part of a line that no training writes, as it is very long: a reader
+        may stop at each.
+        """
         try:
             with open_file(self._path) as file:
                 file.seek(self.position)

@@ -86,7 +86,9 @@ def read_status(run_dir: str) -> RunStatus | None:
 
 
 def silence(run_dir: str, status: RunStatus, now: float | None = None) -> str:
-    """Says how it is known that a run's launcher is gone; "" if not, nor overdue at `now` (`file_age`)."""
+    """Returns in words how it is known that the launcher of a run is gone; "" if it is there, or not overdue at `now`,
+    as `file_age` has it.
+    """
     if status.state not in ALIVE:
         return ""
     who = f"its launcher, process {status.process} on {status.host},"
@@ -97,7 +99,9 @@ def silence(run_dir: str, status: RunStatus, now: float | None = None) -> str:
 
 
 def file_age(path: str, now: float | None = None) -> float:
-    """Returns a file's age in seconds at `now`; None asks the clock of its file system, by a nameless file."""
+    """Returns the seconds from when a file was written to `now`; None asks the clock of the file system, where this can
+    be asked, by a file without a name.
+    """
     try:
         written = os.stat(path).st_mtime
     except OSError:
@@ -172,7 +176,9 @@ class Heartbeat:
         self._at = time.monotonic()
 
     def look(self, step: int, metrics: Mapping[str, float | None]) -> bool:
-        """Gives a due sign of life, with the steps done; returns whether a stop is asked for. Costs microseconds."""
+        """Gives a sign of life if one is due, with the steps done; returns whether the run is asked to stop. Costs some
+        microseconds if nothing is due.
+        """
         if not self.keeps:
             return False
         changed = step > 0 and self._last.state != "running"

@@ -82,7 +82,9 @@ class RunControl:
         return bool(self._numbers[_REQUEST])
 
     def answer(self, step: int, *, timed: bool = False) -> None:
-        """Sets `stop_at` to `step` (from 1) if a stop was requested or time is up (`timed`); by rank 0."""
+        """Sets `stop_at` to `step` (from 1) if a stop was requested, or the job's time has passed (`timed`); called by
+        rank 0 before it begins a step.
+        """
         numbers = self._numbers
         if not self._alone:
             numbers[_TIME_IS_UP] |= timed
@@ -228,7 +230,9 @@ class RunControl:
     # --------------------------------------------------------------------------------------------- for the display
 
     def note(self, text: str) -> None:
-        """Adds a line for who watches, also if the disk is full; on rank 0. Of many lines some find no room."""
+        """Adds a line for whoever watches the training, which reaches them also if the disk is full; on rank 0. Of many
+        lines some find no room.
+        """
         content = (" ".join(text.split()) + "\n").encode(errors="replace")
         begin, used = self._words + WORDS * len(self.ranks), self._numbers[_NOTED]
         if used + len(content) <= NOTES:

@@ -65,7 +65,9 @@ class StepContext:
         self.norm: Tensor | None = None
 
     def update(self, losses: Tensor | tuple[Tensor, Tensor], *parts: str) -> None:
-        """Updates some parts, or all, by all ranks' mean of losses, or of a pair (sum, count). Raises LossError."""
+        """Updates some parts of the model, or all, by the mean over all ranks of losses, or of a pair (sum, count).
+        Raises LossError.
+        """
         if torch.is_autocast_enabled(self.device.type):
             with torch.autocast(self.device.type, enabled=False):
                 self._update(*_summed(losses), parts)

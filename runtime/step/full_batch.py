@@ -47,7 +47,7 @@ class WholeBatch:
         if not self._ahead:
             return self._sum.gathered_sum(output, target, self._others)
         gradients, value = self._ahead.pop(0)
-        found = zip([each for each in tensors(output) if _has_gradient(each)], gradients, strict=True)
+        found = zip(_differentiable(output), gradients, strict=True)
         parts = [(each.to(given.dtype) * given).sum() for each, given in found if given is not None]
         total = torch.stack(parts).sum() if parts else torch.zeros((), device=self._device)
         return total + (value - total).detach()
@@ -72,6 +72,10 @@ class WholeBatch:
 
 def _has_gradient(leaf: object) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+def _differentiable(output: object) -> list[Tensor]:
+    return [each for each in tensors(output) if _has_gradient(each)]
 
 
 def concatenate(parts: list[object]) -> object:

@@ -24,7 +24,9 @@ def is_small(parts: TrainingComponents) -> bool:
 
 @contextlib.contextmanager
 def preserve_model(parts: TrainingComponents) -> Iterator[None]:
-    """Restores on leaving what a user's forward pass may change: parameters, buffers, generators, attributes."""
+    """Restores on leaving whatever a forward pass of a user's module may change: parameters, buffers, generators and
+    plain attributes.
+    """
     plain, device = parts.plain, parts.device
     generators = random_numbers.state(device)
     tensors_held = [local_part(tensor.detach()) for tensor in (*plain.parameters(), *plain.buffers())]

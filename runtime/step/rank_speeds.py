@@ -76,7 +76,9 @@ def _machine(device: torch.device) -> str:
 
 
 def read_shares(job: JobProgram, machines: Sequence[str], run_dir: str) -> list[int]:
-    """Returns the shares of an earlier start; none unless they suit the job and the machines of its ranks."""
+    """Returns the shares of an earlier start of the run; none if there are none that suit the job and the machines of
+    its ranks.
+    """
     path = os.path.join(run_dir, SHARES)
     try:
         with naming(path), open(path, encoding="utf-8") as file:
@@ -175,7 +177,9 @@ def _microbatch(
 
 
 def _mean_seconds(job: JobProgram, run: Callable[[], None], device: torch.device) -> float:
-    """Returns the mean seconds of a call, of equally many on ranks that share the samples and wait for each other."""
+    """Returns the mean seconds of a call, of equally many on the ranks that share the samples: these wait for one
+    another.
+    """
     for _ in range(WARM_UP):
         run()
     begun = _now(device)

@@ -123,7 +123,9 @@ class _PendingMessage(Work):
 
 
 class SharedMemoryGroup(dist.ProcessGroup):
-    """The ranks of a group on one host. Of two forms in torch's stubs, each collective has the one that torch calls."""
+    """The ranks of a group that is on one host. Of the two forms that torch's stubs know of some collectives, these are
+    those that torch calls.
+    """
 
     def __init__(self, segments: list[Segment], rank: int, timeout: float) -> None:
         super().__init__(rank, len(segments))  # type: ignore[call-arg]

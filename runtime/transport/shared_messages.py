@@ -127,7 +127,9 @@ class Inbox:
         return self._seen > began
 
     def _next(self, key: tuple[int, int] | None, tensor: Tensor | None) -> bool:
-        """Copies the next message into `tensor` if it has this tag and place, and returns True; else keeps it."""
+        """Copies the next message into `tensor` if it has this tag and place, and keeps it if not; returns True if it
+        has.
+        """
         descriptor = self._descriptors[self._seen % DESCRIPTORS]
         arrived = descriptor.tag, self._arrived[descriptor.tag]
         content = self._messages[descriptor.offset : descriptor.offset + descriptor.bytes]

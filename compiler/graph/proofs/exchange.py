@@ -112,7 +112,9 @@ class _Agreement:
         )
 
     def _factors(self) -> str:
-        """Checks that second factors are agreed on after the first, and what is summed exactly with the gradients."""
+        """Checks that the second factors of all matrices are agreed on, after the first ones and what is summed
+        exactly, which go with the gradients.
+        """
         factors_of = {name: factors.factors for name, factors in self._own.items() if factors.factors is not None}
         bytes_ = 4 * sum(factors.second for factors in factors_of.values())
         actions = [action for _, _, action in self._mine(Payload.SECOND_FACTORS, ALWAYS)]

@@ -68,7 +68,9 @@ def holders(plan: PlanGraph) -> Holders:
 
 
 def holders_of(plan: PlanGraph, group: Weights) -> Holders:
-    """Returns the ranks with copies or shares of a group: of experts, those at one place of the expert axis."""
+    """Returns the ranks that hold copies or shares of a group's parameters: of experts, those at one place of the
+    expert axis.
+    """
     everywhere = holders(plan)
     if group.experts == 1:
         return everywhere
@@ -424,7 +426,9 @@ class _Sums:
         return self._missing(name)
 
     def _check_update_exchange(self, update: str, rest: Line) -> str:
-        """Checks that each rank sends exactly the weights that it alone has updated to the others, after the update."""
+        """Checks that after the update each rank sends all weights that it alone has updated to the other ranks, and
+        nothing else.
+        """
         process = next(node for _, node in self._view.plan.of_kind(Process) if node.index == self._process)
         dealt, trained = process.dealt, sum(group.trained or 0 for group in self._own.values())
         if dealt and (len(dealt) != self._holders.ranks or sum(dealt) != trained):

@@ -226,7 +226,9 @@ def groups(view: View) -> str:
 
 
 def check_held_microbatches(view: View) -> str:
-    """Returns the first stage whose micro-batches from forward to end of backward are not as many as accounted."""
+    """Returns the first stage that does not hold as many micro-batches as in the account, from the forward to the end
+    of the backward.
+    """
     most = {stage.index: stage.held for _, stage in view.plan.of_kind(Stage)}
     peak: Counter[int] = Counter()
     for line in view.lines.values():

@@ -105,7 +105,9 @@ def waits(view: View) -> str:
 
 
 class _WaitSimulation:
-    """All processes at their places in their lines, which are fixed: the order does not change the end."""
+    """All processes at their places in their lines. Since each line is fixed, the end is the same whatever the
+    order.
+    """
 
     def __init__(self, view: View) -> None:
         self.view = view
@@ -162,7 +164,9 @@ class _WaitSimulation:
         return [*path[path.index(name) :], name]
 
     def _waits_for(self, name: str) -> int:
-        """Returns a stuck process that must continue before this action can complete."""
+        """Returns a process that must continue before this action can complete. It is stuck too, else it would have
+        continued.
+        """
         missing = [sender for sender in self.view.handed.get(name, ()) if sender not in self.done]
         if not missing:
             key = self.view.key_of[name]
