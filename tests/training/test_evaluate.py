@@ -250,7 +250,8 @@ def test_a_prediction_that_fails_is_named_and_leaves_its_logs(tmp_path: Path) ->
     assert (left / "logs" / "rank-0.log").exists()
     shutil.rmtree(left)
     (tmp_path / "broken.py").write_text(BROKEN.replace("number == 15", "number == 20"))
-    assert dslc(*words, cwd=tmp_path).returncode == 0
+    run = dslc(*words, cwd=tmp_path)
+    assert run.returncode == 0, run.stdout + run.stderr
     assert not list(tmp_path.glob(".dslc-predict-*"))
 
 
