@@ -32,8 +32,8 @@ def adapt_experts(module: nn.Module) -> None:
         stack: Any = part.get_base_layer()
         if not is_stack(stack):
             continue
-        if not isinstance(stack, _AdaptedExperts):
-            stack.__class__ = _derived(_AdaptedExperts, type(stack))
+        if not isinstance(stack, _AdaptedLibraryExperts):
+            stack.__class__ = _derived(_AdaptedLibraryExperts, type(stack))
             stack.adapters = StackAdapters()
         stack.adapters.of_stack[part.parameter_name] = part
         part.__class__ = _derived(_Passing, type(part))
@@ -67,7 +67,7 @@ class StackAdapters:
         self.of_stack: dict[str, Any] = {}
 
 
-class _AdaptedExperts(nn.Module):
+class _AdaptedLibraryExperts(nn.Module):
     """A module of the library with adapters."""
 
     adapters: StackAdapters
