@@ -116,10 +116,10 @@ def _meet_and_train(ready: Ready, where: HostPaths, then: Then) -> int:
     group = meet(rendezvous)
     try:
         outcome, report, folder = _train(ready, group, where.out)
-        if world is not None and not world.speaks and group.speaks and outcome.failure is not None:
-            show_failure(outcome)  # in place of rank 0, which is lost
         status = then(outcome, report, folder)
         group.let_end()
+        if world is not None and not world.speaks and group.speaks and outcome.failure is not None:
+            show_failure(outcome)  # in place of rank 0, which is lost
         if status and world is not None and not world.speaks:
             _wait_for_local_speaker(world)
         return status

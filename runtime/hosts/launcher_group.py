@@ -88,6 +88,7 @@ class LauncherGroup:
         self.place = "" if on_one_machine else self.machines[node] if rendezvous.ranks else self.hosts[node]
         self.listening = result.listening  # at the store's address, on the coordinator
         self.lost: dict[int, str] = {}  # nodes, and why
+        self._is_reported = False  # by the coordinator: how the training ended
         self.apart = False  # True when the hosts have parted to meet again, and this one has met none
         self._connections = dict(result.connections)
         self._early = list(result.early)
@@ -127,8 +128,8 @@ class LauncherGroup:
 
     @property
     def speaks(self) -> bool:
-        """True on the coordinator and, if it is lost, on the next one."""
-        return self.is_coordinator or (self.node == 1 and 0 in self.lost)
+        """True on the coordinator and, if it was lost before it has said how the training ended, on the next one."""
+        return self.is_coordinator or (self.node == 1 and 0 in self.lost and not self._is_reported)
 
     @property
     def interface(self) -> str:
@@ -165,7 +166,11 @@ class LauncherGroup:
         messages, self._early = self._early, []
         for node, connection in self._connections.items():
             if node not in self.lost:
-                messages += [(node, message) for message in connection.receive()]
+                for message in connection.receive():
+                    if message["kind"] == "reported" and node == 0:
+                        self._is_reported = True
+                    else:
+                        messages.append((node, message))
                 if connection.closed:
                     self.lost[node] = connection.why
         return messages
@@ -208,9 +213,12 @@ class LauncherGroup:
             self.start, self.changes = starts + 1, starts
 
     def let_end(self) -> None:
-        """Returns on the coordinator, and elsewhere when the coordinator has closed its connections, as it has written
-        all, or does not within `PATIENCE` seconds; in an elastic training within those for which hosts are waited for.
+        """Tells the others, on the coordinator, that it has written all. Elsewhere it returns when the coordinator has
+        closed its connections, or does not within `PATIENCE` seconds; in an elastic training within those for which
+        hosts are waited for.
         """
+        if self.is_coordinator:
+            self.tell("reported")
         until = time.monotonic() + (max(PATIENCE, self._rendezvous.timeout) if self.elastic else PATIENCE)
         while not self.is_coordinator and not self.apart and self.connections and time.monotonic() < until:
             readable(self.connections, AGAIN)

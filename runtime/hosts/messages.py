@@ -58,6 +58,7 @@ KINDS: Mapping[str, Mapping[str, object]] = {
     "release": {},
     "part": {"end": str, "again": bool},
     "end": {"cause": dict, "again": bool, "change": bool},
+    "reported": {},
 }
 
 

@@ -423,6 +423,19 @@ def test_nobody_waits_for_a_process_that_mpirun_does_not_start_again(processes: 
     assert [each.speaks for each in rest] == [True, False]
 
 
+def test_a_process_is_silent_that_learns_late_of_an_end_which_the_coordinator_has_reported(
+    processes: list[LauncherGroup],
+) -> None:
+    first, second = processes[:2]
+    first.tell("end", cause={}, again=False, change=False)
+    first.let_end()
+    first.close()
+    while not second.lost:
+        readable(second.connections, 1.0)
+        assert {message["kind"] for _, message in second.hear()} <= {"end"}
+    assert not second.speaks
+
+
 @pytest.mark.parametrize("asked", [0, 2])
 def test_a_request_to_stop_ends_the_restart_of_all_processes(processes: list[LauncherGroup], asked: int) -> None:
     with ThreadPoolExecutor(3) as pool:
