@@ -69,6 +69,7 @@ SHARED = {
     "dslc.compiler.facts.calibration": "a rank records what it measured for a calibration",
     "dslc.compiler.facts.checkpoint_names": "rules look for checkpoints that the runtime names",
     "dslc.compiler.facts.file_patterns": "facts count the files that the runtime reads",
+    "dslc.compiler.facts.hardware": "the account and the ranks lay segments of shared memory out by the same sizes",
     "dslc.compiler.facts.image_files": "facts count the images that the runtime reads",
     "dslc.compiler.facts.untrusted_files": "both read and replace files that other users can write to",
     "dslc.compiler.facts.weights_match": "rules match the weights that the runtime loads",

@@ -17,7 +17,8 @@ layer's working memory (`working`), the gradients made so far, and whatever is g
     buffers         batch statistics and the like
     communication   parameters that `fully_shard` gathers, the input of a reduce-scatter; a stage's receive buffers;
                     what an exchange of gradients or weights keeps, and what it works in
-    framework       the CUDA context, NCCL's buffers, and cuBLAS's workspaces; on a CPU nothing that is a tensor
+    framework       the CUDA context, NCCL's buffers, and cuBLAS's workspaces; on a CPU the segments of
+                    `devices.backend = shared_memory` that the rank makes
 
 Contract: arithmetic over the model graph, with a rank's own shapes along the tensor axis
 (compiler/model/tensor_tape.py); linear in the layers of the rank. Torch 2.13's kernels on CPUs take these bytes;
@@ -48,7 +49,7 @@ from dslc.compiler.cost.loss_bytes import LossBytes, whole_loss_bytes
 from dslc.compiler.cost.optimizer_bytes import OptimizerBytes, Updated
 from dslc.compiler.cost.rank_stages import ActionMemory, LayerSizes, RankStages, StageMemory, share
 from dslc.compiler.cost.unsharded_memory import IDLE, ShardedMemory, UnshardedMemory
-from dslc.compiler.facts.hardware import framework_bytes, workspace_bytes
+from dslc.compiler.facts.hardware import framework_bytes, segment_bytes, workspace_bytes
 from dslc.compiler.ir.actions import Payload
 from dslc.compiler.ir.memory import LayerShare, MemoryNode, Phase
 from dslc.compiler.ir.nodes import ParameterNode
@@ -60,7 +61,7 @@ from dslc.compiler.placement.sharding import (
     optimizer_groups,
     zero1_partition,
 )
-from dslc.compiler.placement.staging import Staging
+from dslc.compiler.placement.staging import Staging, process_groups
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.language.preferences import PreferenceLoss
@@ -74,6 +75,25 @@ MOST_LAYERS = 3  # layers named at the peak, at most
 def account(staging: Staging, pipeline: int, sizes: LayerSizes) -> MemoryNode:
     """Returns the peak memory of the ranks at one pipeline coordinate."""
     return MemoryAccount(staging, pipeline, sizes).highest()
+
+
+def shared_segment_bytes(staging: Staging, pipeline: int) -> int:
+    """Returns the bytes of the segments of the rank at a pipeline coordinate that makes most: one segment for each of
+    its groups on one host. Its peers map it too, and it counts on the rank that makes it alone.
+    """
+    layout = staging.layout
+    if layout.backend != "shared_memory":
+        return 0
+    stride, bytes_of_ranks = layout.stride("pipeline"), []
+    for rank in range(pipeline * stride, (pipeline + 1) * stride):
+        node = rank // layout.processes
+        on_host = [
+            len(group)
+            for group in process_groups(staging, rank)
+            if all(member // layout.processes == node for member in group)
+        ]
+        bytes_of_ranks.append(sum(segment_bytes(ranks) for ranks in on_host))
+    return max(bytes_of_ranks)
 
 
 @record
@@ -103,6 +123,7 @@ class MemoryAccount:
         self._sharding, self._trained, self._used = staging.sharding, staging.trained, staging.with_gradients
         self._samples_of_a_step, self._steps = staging.workload.share, staging.workload.steps
         self._rank = RankStages(staging, pipeline, sizes)
+        self._segments = shared_segment_bytes(staging, pipeline)
         self._layers, self._bytes, self._stages = self._rank.layers, self._rank.bytes, self._rank.stages
         self._samples, self._moved = self._rank.samples, self._rank.moved
         self._others = self._first = 0  # bytes of other micro-batches and stages; the first layer of the stage
@@ -142,7 +163,7 @@ class MemoryAccount:
             activations=self._step_bytes(),
             buffers=sum(buffer_bytes(layer) for layer in self._layers),
             communication=self._rank.received + self._kept_of_exchange(),
-            framework=framework_bytes(layout.device, layout.world_size) + workspace,
+            framework=framework_bytes(layout.device, layout.world_size) + workspace + self._segments,
             rank=rank,
             workspace=workspace,
         )

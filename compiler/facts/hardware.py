@@ -34,6 +34,14 @@ NCCL_BUFFERS = 2 * 32 * 4 * MiB
 # Memory that torch (2.13) allocates for cuBLAS's workspaces, once for the thread of the forward pass and once for that
 # of the backward pass, by the default of CUBLAS_WORKSPACE_CONFIG: `:4096:2:16:8` (KiB), since Hopper `:4096:8`.
 WORKSPACE, WORKSPACE_BEFORE_HOPPER = 2 * 32 * MiB, 2 * (2 * 4096 + 8 * 16) * 1024
+# The parts of a segment of `devices.backend = shared_memory` (runtime/transport/shared_segment.py), but for messages.
+PAGE = 4096  # bytes
+WORD = 64  # bytes: a cache line, with one number in it
+WORDS_OF_RANK = 2  # and one for each rank that it sends messages to
+DESCRIPTOR = 2 * WORD  # bytes of the description of a message
+DESCRIPTORS = 256  # messages from one rank to another that may wait to be received
+SLOTS = 2  # a rank fills one while its peers read the other
+SLOT_BYTES = MiB  # two ranks' pieces stay in a core's cache
 _BEFORE_HOPPER = ("v100", "a10", "a100_40g", "a100_80g", "l4", "l40s", "rtx3090", "rtx4090")
 
 
@@ -69,6 +77,16 @@ def framework_bytes(device: str, world_size: int) -> int:
     if device == "cpu":
         return 0
     return CUDA_CONTEXT + (NCCL_BUFFERS if world_size > 1 else 0)
+
+
+def segment_front_bytes(ranks: int) -> int:
+    """Returns the bytes before the slots of a segment of a group of `ranks`: words and descriptors, in whole pages."""
+    return -(-((WORDS_OF_RANK + ranks) * WORD + ranks * DESCRIPTORS * DESCRIPTOR) // PAGE) * PAGE
+
+
+def segment_bytes(ranks: int) -> int:
+    """Returns the bytes of the segment that a rank shares with its peers in a group of `ranks`; 0 for a rank alone."""
+    return segment_front_bytes(ranks) + SLOTS * SLOT_BYTES if ranks > 1 else 0
 
 
 def workspace_bytes(device: str, hardware: Hardware) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
 
 AXES = ("pipeline", "data", "context", "tensor")  # outermost first: neighbours on the last one have adjacent ranks
 
@@ -13,6 +14,20 @@ def coordinates(sizes: Mapping[str, int], rank: int) -> dict[str, int]:
     for axis in reversed(AXES):
         rank, by_axis[axis] = divmod(rank, sizes[axis])
     return {axis: by_axis[axis] for axis in AXES}
+
+
+Digits: TypeAlias = Mapping[str, int]  # sizes of axes, or of parts of axes, outermost first
+
+
+def neighbours(digits: Digits, names: Iterable[str], rank: int) -> tuple[int, ...]:
+    """Returns the ranks that differ from `rank` along some axes alone, itself among them."""
+    ranks, stride = [rank], 1
+    for name in reversed(list(digits)):
+        if name in names:
+            own = rank // stride % digits[name]
+            ranks = [other + (n - own) * stride for n in range(digits[name]) for other in ranks]
+        stride *= digits[name]
+    return tuple(sorted(ranks))
 
 
 def crosses_nodes(size: int, stride: int, nodes: int, processes: int) -> bool:

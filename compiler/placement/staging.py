@@ -1,5 +1,5 @@
-"""A job with its model's stages on the pipeline: the input of the memory, traffic and time computations; and the
-tensors that one stage sends to the next, with the layers with which none can end.
+"""A job with its model's stages on the pipeline: the input of the memory, traffic and time computations; the process
+groups that its ranks open; and the tensors that one stage sends to the next, with the layers with which none can end.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dslc.compiler.ir.network_facts import OptimizerFacts
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.placement import sharding
+from dslc.compiler.placement.axes import AXES, neighbours
 from dslc.compiler.placement.layout import Layout
-from dslc.compiler.placement.losses import HeadChunks, chunked_head
+from dslc.compiler.placement.losses import HeadChunks, chunked_head, compared_ranks
 from dslc.compiler.placement.schedules import SPLITS_BACKWARD, ScheduleTable
 from dslc.compiler.placement.sharding import Sharding, Unit, low_copy, low_dtype
 from dslc.compiler.placement.tensor_plan import TensorPlan
@@ -79,6 +80,85 @@ class Staging(Record):
         layers = [self.model.of_a_rank[n] for stage in self.stages_of(pipeline) for n in self.stages[stage]]
         trained = [q for layer in layers for q in layer.parameters if q.name in self.trained]
         return float_sum(q.count / self.sharding.shards_of(q) for q in trained)
+
+
+def process_groups(staging: Staging, rank: int) -> list[tuple[int, ...]]:
+    """Returns the ranks of each process group that a rank opens in a training: of all ranks, of the mesh, of
+    `fully_shard`, of an exchange, of a loss and of checks. Groups of one rank are left out, and groups that gloo
+    carries in any job.
+
+    runtime/parallel/mesh.py opens most of them. Torch opens a new group for each axis of a mesh, even if another group
+    has the same ranks. An axis of all ranks has the group of all ranks.
+    """
+    layout, ranks = staging.layout, range(staging.layout.world_size)
+    opened = [*_mesh_groups(staging, rank), *_shared_groups(staging, rank)]
+    groups = [tuple(ranks), *(group for group in opened if len(group) < len(ranks))]
+    groups += [tuple(ranks)] * _further_worlds(staging.sharding)
+    return [group for group in groups if len(group) > 1] if layout.world_size > 1 else []
+
+
+def _mesh_groups(staging: Staging, rank: int) -> list[tuple[int, ...]]:
+    """Returns the groups of a rank along the axes of the mesh, and along the axes of the mesh for `fully_shard`."""
+    sizes, policy = staging.layout.sizes, staging.sharding
+    parts: dict[str, tuple[str, ...]] = {axis: (axis,) for axis in AXES}
+    digits = dict(sizes)
+    if policy.experts > 1:
+        parts["data"] = ("copies", "expert")
+        digits = {
+            "pipeline": sizes["pipeline"],
+            "copies": sizes["data"] // policy.experts,
+            "expert": policy.experts,
+            "context": sizes["context"],
+            "tensor": sizes["tensor"],
+        }
+    has_root = sizes["data"] != staging.layout.world_size or policy.experts > 1
+    groups = [neighbours(digits, (name,), rank) for name in digits] if has_root else []
+    sequence = neighbours(sizes, ("data", "context"), rank)
+    if policy.engine == "fsdp":
+        groups += _split(sequence, policy.replicas, rank, is_new=has_root)
+        if policy.experts > 1:
+            copies = neighbours(digits, ("copies", "context"), rank)
+            replicas = min(policy.replicas, len(copies))
+            groups += _split(copies, replicas, rank, is_new=sizes["context"] > 1)
+    asked = [("data", "context")]  # in a checked step, for batch statistics and copies
+    if staging.model.traced is not None:
+        staged = sizes["pipeline"] > 1
+        asked += [("pipeline", "data")] if staged else [("context", "tensor")] if staging.job.train.step is None else []
+    for axes in asked:
+        wide = [name for axis in axes if sizes[axis] > 1 for name in parts[axis]]
+        groups += [neighbours(digits, wide, rank)] if len(wide) > 1 else []
+    return groups
+
+
+def _split(members: tuple[int, ...], replicas: int, rank: int, *, is_new: bool) -> list[tuple[int, ...]]:
+    """Returns the groups of a mesh of `fully_shard`: replicas, shards, and `members` if their group `is_new`."""
+    shards = len(members) // replicas
+    copy, part = divmod(members.index(rank), shards)
+    split = [members[part::shards], members[copy * shards : (copy + 1) * shards]] if replicas > 1 else []
+    return [members, *split] if is_new else split
+
+
+def _shared_groups(staging: Staging, rank: int) -> list[tuple[int, ...]]:
+    """Returns the groups of a rank for an exchange of nodes, and for a loss that compares the samples of a node."""
+    layout, exchange = staging.layout, staging.sharding.exchange
+    groups = []
+    if (together := compared_ranks(staging.job, layout)) > 1 and together < layout.sizes["data"]:
+        first, tensor = divmod(rank, layout.sizes["tensor"])
+        begin = first // together * together
+        groups.append(tuple((begin + n) * layout.sizes["tensor"] + tensor for n in range(together)))
+    if exchange is not None and exchange.pieces > 1 and staging.sharding.engine != "fsdp":
+        node = rank // exchange.pieces * exchange.pieces
+        groups.append(tuple(range(node, node + exchange.pieces)))
+        groups.append(tuple(range(rank % exchange.pieces, layout.world_size, exchange.pieces)))
+    return groups
+
+
+def _further_worlds(policy: Sharding) -> int:
+    """Returns the number of groups of all ranks that an exchange opens beside the first."""
+    exchange = policy.exchange
+    if exchange is None or policy.engine == "fsdp":
+        return 0
+    return 2 if exchange.every == 0 and exchange.pieces == 1 else 1
 
 
 def first_trained_stage(job: JobSpec, model: ModelGraph, stages: Sequence[range]) -> int:

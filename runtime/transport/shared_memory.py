@@ -7,7 +7,7 @@ receiver takes it.
 
 Contract: a sum is the same on every rank and in every run, and with two ranks it is gloo's to the bit. A collective is
 complete when its call returns; only a receive is completed by its `wait`. A group that spans hosts, or whose ranks
-cannot map each other's memory, is one of gloo's.
+cannot map each other's memory, is one of gloo's, as is a group of one rank.
 
 Limits: dense tensors of the CPU. Nothing receives from an unnamed rank.
 """
@@ -26,10 +26,9 @@ from torch import Tensor
 from torch.distributed import ReduceOp, Store, Work
 from torch.futures import Future
 
+from dslc.compiler.facts.hardware import SLOT_BYTES, SLOTS
 from dslc.runtime.transport.shared_messages import Inbox, MessageStore, Outbox
 from dslc.runtime.transport.shared_segment import (
-    SLOT_BYTES,
-    SLOTS,
     Segment,
     Word,
     open_segments,
@@ -69,7 +68,7 @@ def register() -> None:
 def _open_group(
     store: Store, rank: int, ranks: int, timeout: datetime.timedelta
 ) -> SharedMemoryGroup | dist.ProcessGroupGloo:
-    segments = open_segments(store, rank, ranks)
+    segments = open_segments(store, rank, ranks) if ranks > 1 else None
     if segments is None:
         return dist.ProcessGroupGloo(store, rank, ranks, timeout=timeout)
     return SharedMemoryGroup(segments, rank, timeout.total_seconds())

@@ -16,8 +16,8 @@ from typing import TypeAlias
 
 from torch import Tensor
 
+from dslc.compiler.facts.hardware import DESCRIPTORS
 from dslc.runtime.transport.shared_segment import (
-    DESCRIPTORS,
     MESSAGE_BYTES,
     Descriptor,
     Segment,

@@ -11,7 +11,7 @@ hosts. A rank that waits for one that has ended raises, and so it does after its
 
 Limits: Linux on x86-64, where a rank sees the writes of another in their order, without barriers. Errors have the words
 of gloo's, by which a failure is known for a lost connection or a timeout (process/failure.py). The account of a plan
-leaves segments out: 2.1 MiB for each rank and group, and its messages.
+has the segments that a rank makes (compiler/facts/hardware.py), and leaves its messages out.
 """
 
 from __future__ import annotations
@@ -30,12 +30,21 @@ import torch
 from torch import Tensor
 from torch.distributed import Store
 
-SLOTS = 2  # a rank fills one while its peers read the other
-SLOT_BYTES = 1 << 20  # bytes: two ranks' pieces stay in a core's cache
-DESCRIPTORS = 256  # messages from one rank to another that may wait to be received
+from dslc.compiler.facts.hardware import (
+    DESCRIPTOR,
+    DESCRIPTORS,
+    PAGE,
+    SLOT_BYTES,
+    SLOTS,
+    WORD,
+    WORDS_OF_RANK,
+    segment_bytes,
+    segment_front_bytes,
+)
+
+NAME = "dslc-segment"  # of the memory of a segment, in /proc
 MESSAGE_BYTES = 1 << 32  # bytes reserved for messages, and not used before they are needed
 
-_PAGE = 4096
 _FUTEX, _WAIT, _WAKE = 202, 0, 1
 _SPINS = 100  # looks at a word before the kernel is asked to wait
 _TICK = 100_000_000  # ns: how often a waiting rank looks whether its peer is alive
@@ -50,7 +59,7 @@ class _Time(ctypes.Structure):
 class Word(ctypes.Structure):
     """A number that one rank writes and others wait for, alone in its cache line."""
 
-    _fields_ = (("value", ctypes.c_int32), ("_fill", ctypes.c_byte * 60))
+    _fields_ = (("value", ctypes.c_int32), ("_fill", ctypes.c_byte * (WORD - 4)))
 
 
 class Descriptor(ctypes.Structure):
@@ -61,7 +70,7 @@ class Descriptor(ctypes.Structure):
         ("tag", ctypes.c_int64),
         ("offset", ctypes.c_int64),
         ("bytes", ctypes.c_int64),
-        ("_fill", ctypes.c_byte * 40),
+        ("_fill", ctypes.c_byte * (DESCRIPTOR - WORD - 24)),
     )
 
 
@@ -69,13 +78,13 @@ class Segment:
     """A rank's segment of a group of `ranks`, mapped."""
 
     def __init__(self, file: int, process: int, ranks: int) -> None:
-        front = _front(ranks)
+        front, words = segment_front_bytes(ranks), (WORDS_OF_RANK + ranks) * WORD
         self._memory = mmap.mmap(file, _length(ranks))
         self.pieces_laid = Word.from_buffer(self._memory, 0)  # pieces in this rank's slots, so far
-        self.pieces_read = Word.from_buffer(self._memory, ctypes.sizeof(Word))  # by this rank
-        self.messages_sent = (Word * ranks).from_buffer(self._memory, 2 * ctypes.sizeof(Word))  # messages, by receiver
+        self.pieces_read = Word.from_buffer(self._memory, WORD)  # by this rank
+        self.messages_sent = (Word * ranks).from_buffer(self._memory, WORDS_OF_RANK * WORD)  # messages, by receiver
         self.descriptors = [
-            (Descriptor * DESCRIPTORS).from_buffer(self._memory, _words(ranks) + n * DESCRIPTORS * _DESCRIPTOR)
+            (Descriptor * DESCRIPTORS).from_buffer(self._memory, words + n * DESCRIPTORS * DESCRIPTOR)
             for n in range(ranks)
         ]
         content = torch.frombuffer(self._memory, dtype=torch.uint8)
@@ -93,19 +102,8 @@ class Segment:
         os.close(self._process)
 
 
-_DESCRIPTOR = ctypes.sizeof(Descriptor)
-
-
-def _words(ranks: int) -> int:
-    return (2 + ranks) * ctypes.sizeof(Word)
-
-
-def _front(ranks: int) -> int:
-    return -(-(_words(ranks) + ranks * DESCRIPTORS * _DESCRIPTOR) // _PAGE) * _PAGE
-
-
 def _length(ranks: int) -> int:
-    return _front(ranks) + SLOTS * SLOT_BYTES + MESSAGE_BYTES
+    return segment_bytes(ranks) + MESSAGE_BYTES
 
 
 # ------------------------------------------------------------------------------------------------------------ opening
@@ -134,7 +132,7 @@ def _create(ranks: int) -> tuple[int | None, str]:
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return None, ""
     try:
-        file = os.memfd_create("dslc-segment")
+        file = os.memfd_create(NAME)
         os.ftruncate(file, _length(ranks))
         mmap.mmap(file, _length(ranks)).close()  # a limit of the address space shows here
         identity = os.fstat(file)
@@ -209,4 +207,4 @@ def word_value(number: int) -> int:
 
 def stored_bytes(tensor: Tensor) -> int:
     """Returns the bytes that a message takes: a power of two, so that messages of other sizes use its place again."""
-    return max(_PAGE, 1 << (tensor.numel() * tensor.element_size() - 1).bit_length())
+    return max(PAGE, 1 << (tensor.numel() * tensor.element_size() - 1).bit_length())

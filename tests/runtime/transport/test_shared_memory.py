@@ -20,9 +20,10 @@ from torch.distributed import _functional_collectives as functional
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from dslc.compiler.facts.hardware import DESCRIPTORS, SLOT_BYTES
 from dslc.runtime.transport.shared_memory import NAME, SharedMemoryGroup
 from dslc.runtime.transport.shared_messages import MessageStore
-from dslc.runtime.transport.shared_segment import DESCRIPTORS, SLOT_BYTES, has_reached, stored_bytes, word_value
+from dslc.runtime.transport.shared_segment import has_reached, stored_bytes, word_value
 
 SIZES = (
     0,
