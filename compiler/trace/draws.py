@@ -1,14 +1,17 @@
 """Tells which of a network's random numbers the runtime can give by sample (runtime/technique/sample_draws.py).
 
 Model: a network is traced with two numbers of samples. A draw of which one dim grows with the samples is by sample; a
-draw whose shape stays is shared by all of them. The layer of a draw is the innermost module that runs.
+draw whose shape stays is shared by all of them. The layer of a draw is the innermost module whose `forward` runs: a
+helper method of another module, or a hook, draws for the module that calls it.
 
 Limits: the dim that grows is taken to go sample by sample, as the first of (samples * positions, width).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -17,7 +20,7 @@ from torch import Tensor, nn
 
 from dslc.compiler.ir.network_facts import CodePlace
 from dslc.compiler.ir.steps import SHARED, WIDEST_RANGE, DrawDims
-from dslc.compiler.trace.code_place import module_of, names_of, place_of
+from dslc.compiler.trace.code_place import line_at, names_of
 from dslc.compiler.trace.private_torch import Arguments, Operator, Options
 from dslc.compiler.trace.run import tensors_of
 from dslc.compiler.trace.structures import class_name
@@ -53,21 +56,59 @@ class Draw(NamedTuple):
     fault: str = ""
 
 
+@contextmanager
+def running_modules(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Yields the modules whose `forward` runs, the innermost last, as the runtime knows them."""
+    running: list[nn.Module] = []
+    with ExitStack() as stack:
+        for module in model.modules():
+            attributes = vars(module)
+            stack.callback(_restore, attributes, attributes.get("forward"))
+            attributes["forward"] = _followed(module, running)
+        yield running
+
+
+def _restore(attributes: dict[str, Any], forward: object) -> None:
+    del attributes["forward"]
+    if forward is not None:
+        attributes["forward"] = forward
+
+
+def _followed(module: nn.Module, running: list[nn.Module]) -> Callable[..., object]:
+    forward = module.forward
+
+    @functools.wraps(forward)
+    def run(*args: object, **named: object) -> object:
+        running.append(module)
+        try:
+            return forward(*args, **named)
+        finally:
+            running.pop()
+
+    return run
+
+
 def draw_at(
-    frame: FrameType, model: nn.Module, operation: Operator, args: Arguments, named: Options, result: object
+    frame: FrameType,
+    model: nn.Module,
+    running: Sequence[nn.Module],
+    operation: Operator,
+    args: Arguments,
+    named: Options,
+    result: object,
 ) -> Draw:
-    """Returns the draw of an operation that a network calls in `frame`."""
-    names, name = names_of(model), operation.name().removeprefix("aten::")
-    module, tensors = module_of(frame, names) or model, tensors_of(result)
+    """Returns the draw of an operation that a network calls in `frame`, while the `forward` of some modules runs."""
+    name, tensors = operation.name().removeprefix("aten::"), tensors_of(result)
+    module = running[-1] if running else model
     dtype = tensors[0].dtype if tensors else None
     if name == CHOICE:  # draws a number for each chance
         tensors = tensors_of(args[:1])
     return Draw(
         operation=name,
         shape=tuple(tensors[0].shape) if tensors else (),
-        place=place_of(frame, names, model),
+        place=CodePlace(module=names_of(model).get(id(module), ""), kind=type(module).__name__, line=line_at(frame)),
         kind=class_name(type(module)),
-        fault=_fault(name, args, named, dtype),
+        fault=_fault(name, args, named, dtype) if running else "it draws outside of the network's `forward`",
     )
 
 

@@ -33,7 +33,7 @@ from dslc.compiler.trace.batch import LARGE, SMALL, Example, Outputs, grown, wit
 from dslc.compiler.trace.code_place import HostDraws, line_of, place_of
 from dslc.compiler.trace.compiled import kept_by_blocks
 from dslc.compiler.trace.cut import ModuleCut, dense_outputs, expert_calls, head_among, normalised_numbers
-from dslc.compiler.trace.draws import Draw, classify, draw_at
+from dslc.compiler.trace.draws import Draw, classify, draw_at, running_modules
 from dslc.compiler.trace.flops import check_dtypes, flops_of, is_of_cudnn
 from dslc.compiler.trace.instantiate import (
     NOTHING,
@@ -386,6 +386,7 @@ class _Count(Run):
         self.astray: set[str] = set()  # parameters that are used outside of their layer
         self.checked: Collection[str] | None = None  # products of two dtypes fail, except of these
         self.draws: list[Draw] = []  # torch's random numbers
+        self.running_modules: list[nn.Module] = []  # whose `forward` runs, the innermost last
         self.read: set[int] = set()  # memory that operations get
         self.written: set[int] = set()  # memory that operations write in place
         self.vocab: int | None = None
@@ -399,7 +400,8 @@ class _Count(Run):
             self._users.setdefault(storage(parameter), (name, set()))[1].add(self.cut.owner(name))
 
     def forward(self) -> object:
-        with self.running(), torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
+        saving = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+        with self.running(), saving, running_modules(self.model) as self.running_modules:
             return self.called()
 
     def enter_module(self, path: str, inputs: object) -> None:
@@ -479,7 +481,8 @@ class _Count(Run):
 
         aten = torch.ops.aten
         if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func):
-            self.draws.append(draw_at(sys._getframe(1), self.model, func, args, kwargs, result))
+            frame = sys._getframe(1)
+            self.draws.append(draw_at(frame, self.model, self.running_modules, func, args, kwargs, result))
         is_single = isinstance(self.input, torch.Tensor)
         if is_single and func is aten.embedding.default and storage(args[1]) == storage(self.input):
             rows = args[0].shape[0]

@@ -128,6 +128,7 @@ class DrawingForward:
 
     def __init__(self, forward: Callable[..., object], layer: DrawingLayer) -> None:
         self._forward, self.layer = forward, layer
+        self.__wrapped__ = forward  # tells `inspect.signature` what the module takes
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         before = ACTIVE.layer

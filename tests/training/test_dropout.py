@@ -31,6 +31,7 @@ NETWORKS = {
     "transformers": ('transformers("./gpt2")', "stdlib(context = 16)"),
     "adapter": ('transformers("./gpt2")', "stdlib(context = 16)"),
     "cut": ('python("own_cut_draws:Network")', "stdlib(context = 16)"),
+    "helpers": ('python("own_helper_draws:Network")', "stdlib(context = 16)"),
     "mixed": ('python("own_mixed_draws:Network")', "stdlib(context = 16)"),
     "joined": ('python("own_cut_draws:Network", joined = true)', "stdlib(context = 16)"),
     "llama": (
@@ -45,6 +46,7 @@ JOINED = (
     'parallelism.tensor_plan=["blocks.*.qkv: column in 3 parts", "blocks.*.both: column in parts [1, 1]", ' + OUT + "]"
 )
 MIXED = 'parallelism.tensor_plan=["blocks.*.up: column", "blocks.*.out: row"]'
+HOOKED = 'parallelism.tensor_plan=["blocks.*.inner.up: column", "blocks.*.inner.down: row"]'
 TWO, FOUR, RECOMPUTED = "devices.cpus=2", "devices.cpus=4", "memory.recompute=full"
 DATA = (TWO, "parallelism.microbatches=2", "parallelism.zero=3", "memory.recompute=full")
 PIPELINE = (TWO, "parallelism.pipeline=2", "parallelism.microbatches=4", "memory.recompute=selective")
@@ -78,6 +80,10 @@ PLANS = [
     ("vit", PIPELINE),
     ("own", DATA),
     ("own", PIPELINE),
+    ("helpers", DATA),
+    ("helpers", PIPELINE),
+    ("helpers", (FOUR, "parallelism.tensor=2", "parallelism.context=2", HOOKED)),
+    ("helpers", (TWO, "train.compile=true", "parallelism.microbatches=2", "parallelism.zero=3")),
     ("transformers", DATA),
     ("transformers", PIPELINE),
     ("adapter", DATA),
@@ -104,7 +110,7 @@ def job_of(folder: Path, name: str) -> Path:
     (folder / "gpt2").mkdir(parents=True, exist_ok=True)
     (folder / "gpt2" / "config.json").write_text(GPT2)
     more = ', adapter = lora(4, ["c_attn"], dropout = 0.1)' if name == "adapter" else ""
-    helper = re.search(r"own_(cut_|mixed_)?draws|$", network).group() or "own_draws"  # type: ignore[union-attr]
+    helper = re.search(r"own_(cut_|helper_|mixed_)?draws|$", network).group() or "own_draws"  # type: ignore[union-attr]
     return write_job_with_helper(f"{helper}.py", folder, JOB.format(network=network, source=source, more=more))
 
 
@@ -145,6 +151,15 @@ def test_torchs_generators_draw_if_the_job_says_so(launcher: Launcher, folder: P
         train_job(launcher, job, "train.dropout_generator=torch", *settings).losses() for settings in ((), (TWO,))
     ]
     assert len({tuple(losses) for losses in (one.losses(), *by_torch)}) == 3
+
+
+def test_a_draw_in_a_hook_of_a_module_that_is_cut_is_warned_of(tmp_path: Path) -> None:
+    settings = (TWO, "parallelism.tensor=2", HOOKED)
+    for hooked, is_warned in (("act", False), ("up", True)):
+        found = check_one(str(job_of(tmp_path, "helpers")), [*settings, f"model.network.hooked={hooked}"], trace=True)[
+            0
+        ].found
+        assert [each.code for each in found if each.code == "W0608"] == ["W0608"] * is_warned
 
 
 def test_compiled_code_draws_by_sample(tmp_path: Path) -> None:

@@ -31,16 +31,16 @@ def cut_draws(records: Iterable[OperationRecord], network: NetworkFacts | None) 
         if weights is None and record.name not in _NAMES:
             continue
         shape, share = weights or record.shapes[0 if record.name == CHOICE else -1]
-        number = numbers[record.module]
-        numbers[record.module] += 1
+        number = numbers[record.layer]
+        numbers[record.layer] += 1
         if share is None:
             continue
-        along = dims.get(record.module, ())[number : number + 1] or (0,)
+        along = dims.get(record.layer, ())[number : number + 1] or (0,)
         shape, dim, samples = _of_one_sample(shape, share.dim, along[0])
         if share.outer % samples:
             return None
         cut = CutDraw(
-            module=record.module,
+            module=record.layer,
             number=number,
             shape=shape,
             dim=dim,

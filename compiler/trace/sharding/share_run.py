@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from dslc.compiler.trace.code_place import names_of
+from dslc.compiler.trace.draws import running_modules
 from dslc.compiler.trace.private_torch import Arguments, Operator, Options, schema_of, tree_leaves
 from dslc.compiler.trace.run import Run, TensorMap, TracedModule
 from dslc.compiler.trace.sharding.propagation import TensorShare
@@ -26,7 +28,7 @@ class OperationRecord:
     """An operation: its inputs and outputs by shape, with their shares; and its other arguments.
 
     `starts` are of slices: the dim, the step, and where each begins. `constants` are inputs with known numbers, by
-    their place among the inputs.
+    their place among the inputs. `layer` is the module whose `forward` runs, which draws (draws.py).
     """
 
     name: str
@@ -36,6 +38,7 @@ class OperationRecord:
     line: str = ""
     starts: tuple[int, ...] = ()
     constants: tuple[tuple[int, torch.Tensor], ...] = ()
+    layer: str = ""
 
     @property
     def place(self) -> str:
@@ -55,6 +58,7 @@ class ShareRun(Run):
         self.records: list[OperationRecord] = []
         self.shares = TensorMap[TensorShare]()
         self.path: list[str] = []
+        self._module_names, self._running = names_of(self.model), list[nn.Module]()
 
     @property
     def module(self) -> str:
@@ -64,7 +68,7 @@ class ShareRun(Run):
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Sets up the contexts of a forward pass whose modules are followed."""
-        with ExitStack() as around, self.running():
+        with ExitStack() as around, self.running(), running_modules(self.model) as self._running:
             for path, module in self.model.named_modules():
                 around.callback(module.register_forward_pre_hook(self._entering(path), prepend=True).remove)
                 around.callback(module.register_forward_hook(lambda *_: self._leaving()).remove)
@@ -99,6 +103,7 @@ class ShareRun(Run):
             line=line,
             starts=starts,
             constants=constants,
+            layer=self._module_names.get(id(self._running[-1]), "") if self._running else "",
         )
         self.records.append(record)
 

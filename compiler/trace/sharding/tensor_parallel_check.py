@@ -95,7 +95,7 @@ def with_shares(
         head=whole.head,
         work=tuple((path, count // SMALL) for path, count in counts),
         attended=tuple(part.attended),
-        draws=_named_draws(cut_draws(whole.records, facts.network), skipped),
+        draws=None if whole.draws_inside else _named_draws(cut_draws(whole.records, facts.network), skipped),
     )
     return replace(facts, shares=shares)
 
@@ -210,6 +210,7 @@ class _UnshardedRun(_StyledRun):
         self.calls: list[CutCall] = []
         self.parts = parts  # rows of each part of a column
         self.head = ""
+        self.draws_inside = False  # a cut module draws, or a hook on it
         self._last: tuple[str, object] = ("", None)  # the cut module that was called last, and its output
         self._names = {storage(p): name for name, p in self.model.named_parameters()}
         self._summed = {  # parameters whose gradients their module sums, by their memory
@@ -260,6 +261,7 @@ class _UnshardedRun(_StyledRun):
     def operation(self, func: Operator, args: Arguments, kwargs: Options, result: object) -> None:
         given = tensors_of((args, kwargs))
         if self.cutting:
+            self.draws_inside |= torch.Tag.nondeterministic_seeded in func.tags
             self._check_inside(given, tensors_of(result))
             return
         for tensor in given:

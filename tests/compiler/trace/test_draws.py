@@ -22,7 +22,8 @@ class DrawRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if torch.Tag.nondeterministic_seeded in func.tags:
-            self.draws.append(draw_at(sys._getframe(1), nn.Identity(), func, args, kwargs or {}, result))
+            model = nn.Identity()
+            self.draws.append(draw_at(sys._getframe(1), model, [model], func, args, kwargs or {}, result))
         return result
 
 

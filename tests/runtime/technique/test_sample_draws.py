@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dslc.compiler.ir.program import CutDraw, DrawStep, RecomputeStep
-from dslc.compiler.trace.structures import class_name
+from dslc.compiler.trace.structures import call, class_name
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.technique import compiling, draw_kernels, philox, recompute, sample_draws
 from dslc.runtime.technique.sample_pass import ACTIVE, DrawingLayer, SamplePass
@@ -228,6 +228,16 @@ def test_micro_batches_and_data_ranks_draw_what_one_process_draws(
     one = drawn(tmp_path, input)
     torch.testing.assert_close(drawn(tmp_path, input, microbatches, ranks), one, rtol=0, atol=0)
     assert not torch.equal(one[0], one[1]) and not torch.equal(drawn(tmp_path, input, number=4), one)
+
+
+def test_a_module_that_draws_takes_what_its_forward_takes() -> None:
+    class Pairs(nn.Module):
+        def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+            return F.dropout(pair[0] + pair[1], 0.5)
+
+    model = Pairs()
+    sample_draws.apply(DrawStep(kinds=(class_name(Pairs),)), model, AXES, AXES, CPU)
+    assert call(model, model.forward, (torch.ones(2), torch.ones(2))).shape == (2,)
 
 
 def test_half_the_width_of_numbers_draws_the_same_mask(tmp_path: Path) -> None:
