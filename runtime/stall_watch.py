@@ -2,7 +2,8 @@
 
 Model: whenever the launcher wakes, it compares the positions of its ranks (process/positions.py). If none changes for
 half of the limit, each rank is asked for the details of its position. At the limit the cause is shown, once for each
-stall. The limit is `LIMIT`, and three times the longest pause so far. It is never longer than the job's timeout.
+stall; a rank that has given no details is asked again for half of a limit. The limit is `LIMIT`, and three times the
+longest pause so far. It is never longer than the job's timeout.
 
 A rank may compute for long at one position until the second step, which compiles and connects, and where it loads or
 writes a state. There the limit is `FIRST_LIMIT`, or `LIMIT` of seconds in which all ranks are idle: none computes,
@@ -41,6 +42,7 @@ from dslc.runtime.transport.barriers import StartupChannels
 
 LIMIT, FIRST_LIMIT = 10.0, 60.0  # seconds
 _ANSWER = 1.0  # seconds in which a rank gives the details of its position
+_UNANSWERED = 1.5  # limits for which ranks are asked again that give no details, as on a machine that is short of time
 _REFRESH = 5.0  # seconds after which the positions are written again for other hosts, though none has changed
 _POLL = 0.02  # seconds between two looks at the answers
 _LONG = (*range(Phase.SAMPLES), Phase.CHECKPOINT, Phase.END)  # phases of unknown length
@@ -99,13 +101,15 @@ class StallWatch:
         if self._shown or (stall.share < (1.0 if self._asked else 0.5) and not self._needs_details()):
             return ""
         details = self._details()
-        self.update_details()
+        ranks = self.update_details().ranks
         self._activity.exclude_latest()  # to give details is no progress
         has_changed, self._asked = self._asked and self._details() != details, True
         if stall.share < 1 or self._positions() != positions:  # they have gone on while asked
             return ""
         if stall.is_idle and has_changed:
             self._activity.restart()
+            return ""
+        if stall.share < _UNANSWERED and any(place.state == "alive" and place.details is None for place in ranks):
             return ""
         self._shown = True
         return f"no progress for {stall.seconds:.0f} s: {'; '.join(self.explain())}"

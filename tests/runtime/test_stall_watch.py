@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing.connection
 import os
 import signal
@@ -94,9 +95,9 @@ def ranks_of(*codes: str) -> Iterator[tuple[list[Rank], RunControl]]:
         yield ranks, board
 
 
-def watch_of(board: RunControl, folder: Path, world: int) -> StallWatch:
-    alive = dict.fromkeys(board.ranks)
-    return StallWatch(program(world, images(folder)), str(folder), StartupChannels(board), lambda: alive, gap=2.0)
+def watch_of(board: RunControl, folder: Path, world: int, channels: StartupChannels | None = None) -> StallWatch:
+    alive, channels = dict.fromkeys(board.ranks), channels or StartupChannels(board)
+    return StallWatch(program(world, images(folder)), str(folder), channels, lambda: alive, gap=2.0)
 
 
 def look_until(watch: StallWatch, is_reached: Callable[[], bool]) -> str:
@@ -125,6 +126,25 @@ def test_a_stall_is_named_before_the_first_step_but_no_rank_that_computes(tmp_pa
         message = look_until(watch, never)
         assert message.startswith("no progress for ") and "building the model" in message
         assert watch.look() == "", "a stall is shown once"
+
+
+class LateAnswers(StartupChannels):
+    """Ranks that give details of their positions at the third request: at the limit of a stall there are none."""
+
+    requests = 0
+
+    def request_details(self, rank: int) -> None:
+        self.requests += 1
+        if self.requests >= 3:
+            details = PositionDetails(since=self.board.position(rank)[2], line="job.plt:7")
+            self.board.add_details(rank, json.dumps(vars(details)))
+
+
+def test_a_rank_that_answers_late_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stall_watch, "_UNANSWERED", math.inf)
+    with ranks_of(WAITS) as (_, board):
+        message = look_until(watch_of(board, tmp_path, 1, LateAnswers(board)), never)
+        assert "rank 0 is building the model (job.plt:7)" in message
 
 
 def test_a_rank_that_waits_in_a_collective_may_use_a_processor(tmp_path: Path) -> None:
