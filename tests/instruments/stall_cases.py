@@ -10,9 +10,9 @@ Each case draws a rank, a step, a number of ranks and an engine (`ddp` or `fsdp`
     build       nothing, where the model is built                source nothing, where the data set is opened
 
 A hundred cases are between the sixth step and the thirtieth; those of `EARLY` are before the second step. A stall lasts
-for `SECONDS`, or longer where no rank can answer for the one that is stopped, and where ranks still start. The limit of
-a stall is `LIMIT` here, so that a case takes seconds. A case is `right` if what the launcher prints names the rank, the
-node and the line; `wrong` if it names another rank; else `open`.
+until the launcher has reported it: who stalls reads a pipe that nobody writes, and the launcher opens and removes it
+with its report. The limit of a stall is `LIMIT` here, so that a case takes seconds. A case is `right` if what the
+launcher prints names the rank, the node and the line; `wrong` if it names another rank; else `open`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-LIMIT, SECONDS, HANGS = 2.0, 5.0, 300.0
+LIMIT, HANGS = 2.0, 300.0
 KINDS = {"sleep": 20, "hook": 12, "data": 12, "worker": 8, "skip": 12, "kill": 12, "stop": 8, "cut": 8, "raise": 8}
 EARLY = {"build": 5, "source": 5, "sleep": 6, "hook": 3, "data": 4, "cut": 2}
 CODE = """
-import os, signal, subprocess, threading, time, torch
+import os, pathlib, signal, subprocess, threading, torch
 
-RANK, CASE = int(os.environ.get("RANK", -1)), {case!r}
+RANK, CASE, PIPE = int(os.environ.get("RANK", -1)), {case!r}, pathlib.Path({pipe!r})
 HELPERS = []  # a process of the user's, which no stall ends
 
 def strikes(step):
@@ -42,7 +42,7 @@ class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
         if RANK == {rank} and CASE == "build":
-            time.sleep({seconds})  # the line of build
+            PIPE.exists() and PIPE.read_bytes()  # the line of build
         self.one, self.two, self.head = (torch.nn.Linear(64, n) for n in (64, 64, 10))
         self.step = 0
 
@@ -65,23 +65,23 @@ class Net(torch.nn.Module):
         return self.head(x)
 
 def pause(gradient=None):
-    time.sleep({seconds})  # the line of hook
+    PIPE.exists() and PIPE.read_bytes()  # the line of hook
 
 def do_sleep():
-    time.sleep({seconds})  # the line of sleep
+    PIPE.exists() and PIPE.read_bytes()  # the line of sleep
 
 def do_kill():
     os.kill(os.getpid(), signal.SIGKILL)
 
 def do_stop():
-    os.system(f"(sleep {seconds}; kill -CONT {{os.getpid()}}) &")
+    os.system(f"(cat {{PIPE}}; kill -CONT {{os.getpid()}}) &")
     os.kill(os.getpid(), signal.SIGSTOP)
 
 def do_raise():
     raise ValueError("planted")  # the line of raise
 
 def do_cut():
-    os.system("ip link set lo down; (sleep {seconds}; ip link set lo up) &")
+    os.system(f"ip link set lo down; (cat {{PIPE}}; ip link set lo up) &")
 
 class Data(torch.utils.data.Dataset):
     steps = 0  # that this process has begun
@@ -89,7 +89,7 @@ class Data(torch.utils.data.Dataset):
     def __init__(self):
         self.drawn = 0
         if RANK == {rank} and CASE == "source":
-            time.sleep({seconds})  # the line of source
+            PIPE.exists() and PIPE.read_bytes()  # the line of source
         self.x = torch.randn(4096, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 
     def __len__(self):
@@ -100,7 +100,7 @@ class Data(torch.utils.data.Dataset):
         strikes_now = Data.steps == {step} - 1 if CASE == "data" else CASE == "worker" and self.drawn == {sample}
         if RANK == {rank} and strikes_now:
             Data.steps += 1
-            time.sleep({seconds})  # the line of data
+            PIPE.exists() and PIPE.read_bytes()  # the line of data
         return self.x[n], n % 10
 """
 JOB = """
@@ -123,6 +123,28 @@ train {{
   steps     = 40
   optimizer = sgd(lr = 0.01)
 }}
+"""
+
+
+LAUNCHER = """
+import contextlib, os, sys
+from dslc.main import main
+from dslc.runtime import stall_watch
+from dslc.runtime.stall_watch import StallWatch
+
+stall_watch.LIMIT = {limit}
+look = StallWatch.look
+
+def look_and_end(watch):
+    cause = look(watch)
+    if cause:
+        with contextlib.suppress(OSError):  # nobody reads it
+            os.close(os.open({pipe!r}, os.O_WRONLY | os.O_NONBLOCK))
+            os.unlink({pipe!r})
+    return cause
+
+StallWatch.look = look_and_end
+sys.exit(main(sys.argv[1:]))
 """
 
 
@@ -198,14 +220,21 @@ def run_case(case: Case, folder: Path) -> tuple[str, str]:
     """Returns how a case was judged, and what the launcher said."""
     module = f"net{case.number}"
     batch, workers = 8 * case.ranks, int(case.kind == "worker")
-    sample, seconds = 8 * (case.step - 1) + 1, SECONDS * (2 if case.kind == "stop" or case.step == 1 else 1)
-    code = CODE.format(case=case.kind, rank=case.rank, step=case.step, seconds=seconds, sample=sample)
+    pipe, sample = str(folder / f"pipe{case.number}"), 8 * (case.step - 1) + 1
+    os.mkfifo(pipe)
+    code = CODE.format(case=case.kind, rank=case.rank, step=case.step, pipe=pipe, sample=sample)
     (folder / f"{module}.py").write_text(code)
     job = folder / f"{module}.plt"
     job.write_text(JOB.format(module=module, batch=batch, workers=workers, ranks=case.ranks, zero=case.zero))
-    start = f"import sys; from dslc.runtime import stall_watch; stall_watch.LIMIT = {LIMIT}; "
-    start += "from dslc.main import main; sys.exit(main(sys.argv[1:]))"
-    words = [sys.executable, "-c", start, "run", str(job), "--out", str(folder / f"run{case.number}")]
+    words = [
+        sys.executable,
+        "-c",
+        LAUNCHER.format(limit=LIMIT, pipe=pipe),
+        "run",
+        str(job),
+        "--out",
+        str(folder / f"run{case.number}"),
+    ]
     words += ["--set", "launch.timeout=30s"]
     quiet = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "CI": "1"}
     apart = ["unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh"]  # as root
