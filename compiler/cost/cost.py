@@ -43,6 +43,15 @@ class RankCost(Record):
         return account(smaller, self.pipeline, LayerSizes(smaller))
 
     @cached_property
+    def even_memory(self) -> MemoryNode | None:
+        """The memory for an even routing of tokens to experts; None if the job states no other."""
+        model = self.staging.model
+        if not model.even:
+            return None
+        even = replace(self.staging, model=replace(model, shared=model.even, even=()))
+        return account(even, self.pipeline, LayerSizes(even))
+
+    @cached_property
     def operations(self) -> tuple[StepOperation, ...]:
         return operations(place_of(self.staging, self.pipeline))
 

@@ -43,7 +43,7 @@ from dslc.compiler.cost.published_times import PublishedTimes, is_covered
 from dslc.compiler.cost.schedule_cost import timeline
 from dslc.compiler.facts.calibration import RunFit
 from dslc.compiler.facts.hardware import PublishedFit, nearest_fit
-from dslc.compiler.ir.actions import Payload, TrafficNode
+from dslc.compiler.ir.actions import ROUTED, Payload, TrafficNode
 from dslc.compiler.ir.nodes import LayerNode
 from dslc.compiler.ir.records import StageTime, StepEnd, TimeSource
 from dslc.compiler.model.float8 import float8_flops
@@ -154,7 +154,10 @@ def _estimate(
     staging: Staging, costs: tuple[RankCost, ...], times: _Times, source: TimeSource, lack: str = ""
 ) -> StepEstimate:
     job, layout, schedule, placement = staging.job, staging.layout, staging.schedule, staging.placement
-    inside = [float_sum(times.collective(t) for t in cost.traffic if t.axis in CUTTING) for cost in costs]
+    inside = [
+        float_sum(times.collective(of_busiest_rank(t, job)) for t in cost.traffic if t.axis in CUTTING)
+        for cost in costs
+    ]
     forward, backward = _stage_times(staging, times)
     microbatches = layout.microbatches
     arithmetic = [0.0] * len(costs)
@@ -207,6 +210,12 @@ def _estimate(
         message=message,
         ends=tuple(ends),
     )
+
+
+def of_busiest_rank(traffic: TrafficNode, job: JobSpec) -> TrafficNode:
+    """Returns exchanges with the bytes that arrive at or leave the busiest rank of an expert axis, at a stated skew."""
+    skew = job.parallelism.expert_skew
+    return replace(traffic, bytes=round(skew * traffic.bytes)) if skew and traffic.what in ROUTED else traffic
 
 
 def fitted_step(staging: Staging, costs: tuple[RankCost, ...], fit: RunFit) -> float:
@@ -416,7 +425,8 @@ class _Links:
         return traffic.when.share * max(over_link / self.link, over_network / self.network)
 
     def bytes_by_link(self, costs: tuple[RankCost, ...]) -> tuple[tuple[str, int], ...]:
-        moved = [[(t.when.share, *self.moved(t)) for t in cost.traffic] for cost in costs]
+        traffic = [[of_busiest_rank(t, cost.staging.job) for t in cost.traffic] for cost in costs]
+        moved = [[(t.when.share, *self.moved(t)) for t in of_rank] for of_rank in traffic]
         link_bytes = max(float_sum(share * bytes for share, bytes, _ in rank_traffic) for rank_traffic in moved)
         network_bytes = max(float_sum(share * bytes for share, _, bytes in rank_traffic) for rank_traffic in moved)
         return (("link", round(link_bytes)), ("network", round(network_bytes)))

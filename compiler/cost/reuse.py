@@ -64,16 +64,26 @@ class Reuse:
         pieces: int,
         *,
         experts: int,
+        skew: float | None,
         on_cpu: bool,
         float8: Fp8 | None,
     ) -> ModelGraph:
         """Calls `share_out` on the last network, or returns its last result."""
         assert self._built is not None
-        key = (styles, ranks, pieces, experts, on_cpu, float8)
+        key = (styles, ranks, pieces, experts, skew, on_cpu, float8)
         if self._shared is None or key != self._shared_key:
             self._shared_key = key
             self._shared = share_out(
-                self._built, model, source, styles, ranks, pieces, experts=experts, on_cpu=on_cpu, float8=float8
+                self._built,
+                model,
+                source,
+                styles,
+                ranks,
+                pieces,
+                experts=experts,
+                skew=skew,
+                on_cpu=on_cpu,
+                float8=float8,
             )
         return self._shared
 

@@ -231,6 +231,7 @@ def _costs(analysis: Analysis) -> tuple[object, ...]:
             cost.memory,
             cost.flops,
             tuple(records.ShareMemory(samples=share, memory=cost.memory_of_share(share)) for share in shares),
+            cost.even_memory,
         )
         for cost in analysis.costs
     ), held

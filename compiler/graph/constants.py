@@ -416,7 +416,8 @@ def _experts(analysis: Analysis) -> p.ExpertParallelStep | None:
         return None
     experts = {q.name.rpartition(".")[0]: q.experts for layer in analysis.model.layers for q in layer.parameters}
     layers = tuple((name, count) for name, count in experts.items() if count)
-    return p.ExpertParallelStep(size=analysis.sharding.experts, layers=layers)
+    skew = analysis.job.parallelism.expert_skew
+    return p.ExpertParallelStep(size=analysis.sharding.experts, layers=layers, skew=skew)
 
 
 def _exchange(job: JobSpec, exchange: ExchangePolicy) -> p.ExchangeStep:

@@ -86,14 +86,14 @@ def deal_samples(plan: PlanGraph, batches: records.Batches) -> None:
 
 def account(
     plan: PlanGraph,
-    costs: Sequence[tuple[MemoryNode, int, tuple[records.ShareMemory, ...]]],
+    costs: Sequence[tuple[MemoryNode, int, tuple[records.ShareMemory, ...], MemoryNode | None]],
     held: Sequence[int],
 ) -> None:
     """Adds bytes by kind and FLOPs to each process, and to each stage the micro-batches that it holds."""
     for index, count in enumerate(held):
         plan.change(f"stage {index}", held=count)
-    for p, (memory, flops, share_memory) in enumerate(costs):
-        plan.change(f"process {p}", memory=memory, flops=flops, share_memory=share_memory)
+    for p, (memory, flops, share_memory, even_memory) in enumerate(costs):
+        plan.change(f"process {p}", memory=memory, flops=flops, share_memory=share_memory, even_memory=even_memory)
 
 
 def estimate_step(plan: PlanGraph, estimate: records.Estimate | None) -> None:

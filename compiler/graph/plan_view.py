@@ -122,6 +122,7 @@ def _ranks(plan: PlanGraph) -> tuple[RankNode, ...]:
             traffic=process.traffic,
             flops=process.flops,
             share_memory=process.share_memory,
+            even_memory=process.even_memory,
         )
         for name, process in plan.of_kind(records.Process)
         if process.memory is not None

@@ -137,6 +137,7 @@ class ModelGraph(Record):
     traced: ModelFacts | None = None  # tracing's facts of a user's own module
     shared: tuple[LayerNode, ...] = ()  # the layers as on one rank of the tensor axis, if there is one
     shared_output: tuple[int, ...] = ()
+    even: tuple[LayerNode, ...] = ()  # `shared` for an even routing of tokens, if the job states another
 
     @property
     def of_a_rank(self) -> tuple[LayerNode, ...]:

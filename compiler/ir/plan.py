@@ -73,6 +73,7 @@ class RankNode(Record):
     traffic: tuple[TrafficNode, ...]
     flops: int  # of one step
     share_memory: tuple[ShareMemory, ...] = ()  # of shares of a batch that are smaller than the largest
+    even_memory: MemoryNode | None = None  # for an even routing to experts, if the job states another
 
 
 @record

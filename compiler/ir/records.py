@@ -89,7 +89,8 @@ class ShareMemory(Record):
 class Process(Record):
     """Ranks `first` to `last`, which do the same, at one pipeline coordinate; their exchanges and floating point
     operations in a step, and their memory at the peak. Where shares of a batch differ, these are of the largest, and
-    `share_memory` is of each smaller one. Under ZeRO-1, `dealt` are the numbers that each data rank updates.
+    `share_memory` is of each smaller one. If the job states a skew of the routing to experts, they are of the busiest
+    rank, and `even_memory` is for an even routing. Under ZeRO-1, `dealt` are the numbers that each data rank updates.
     """
 
     index: int
@@ -101,6 +102,7 @@ class Process(Record):
     dealt: tuple[int, ...] = ()
     flops: int = 0
     share_memory: tuple[ShareMemory, ...] = ()
+    even_memory: MemoryNode | None = None
 
 
 @record

@@ -285,8 +285,10 @@ class ContextStep(Record):
 @record
 class ExpertParallelStep(Record):
     """The expert axis: `size` neighbours on the data axis share the experts of each layer in `layers`, by the name of
-    its module and the count of its experts. Each has an equal number of them, in their order.
+    its module and the count of its experts. Each has an equal number of them, in their order. `skew`: the rows of the
+    busiest rank over the even share, as the job states it.
     """
 
     size: int
     layers: tuple[tuple[str, int], ...]
+    skew: float | None = None

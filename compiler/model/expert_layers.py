@@ -8,11 +8,13 @@ products out, and they are counted here like other products.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import sqrt
+from math import ceil, sqrt
 
+from dslc.compiler.ir.nodes import LayerNode
 from dslc.compiler.ir.parameter_names import BASE, FIRST, SECOND, is_of_adapter
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.model.layers import added, wants_numbers
+from dslc.compiler.model.pieces import with_more_bytes
 from dslc.compiler.model.tape import Tape, argument_spans, layer
 from dslc.compiler.model.tensor_tape import sum_of_experts, tokens_of_experts
 from dslc.compiler.model.value import Value
@@ -67,7 +69,9 @@ def mixture_of_experts(spec: s.MixtureOfExperts, x: Value, t: Tape) -> Value:
     if spec.capacity is not None:
         rows = _kept_rows(rows, t)
     of_rank = replace(spec, hidden=spec.hidden // ranks) if styles else spec
-    results = t.child("experts", GroupedExperts(spec=of_rank, **spans), rows)
+    arrived = _arrived_rows(rows, spec, t)
+    results = t.child("experts", GroupedExperts(spec=of_rank, **spans), arrived)
+    results = _returned_rows(results, rows, t)
     if results.grad:
         t.keep_bytes(_INDEX * pairs, _INDEX * pairs)  # the pair of each sorted row
     if spec.capacity is not None:  # zeros in the places of dropped rows
@@ -78,6 +82,58 @@ def mixture_of_experts(spec: s.MixtureOfExperts, x: Value, t: Tape) -> Value:
         return y
     z = t.child("shared_experts", s.GatedMLP(hidden=spec.shared * spec.hidden, **spans), x)
     return t.operation(y, z, gives=added(y, z), adds=True)
+
+
+def _arrived_rows(rows: Value, spec: s.MixtureOfExperts, t: Tape) -> Value:
+    """Returns the rows that a rank of an expert axis works on, sorted by expert: as many as it sends if the routing is
+    even, and more at a stated skew.
+    """
+    if t.around.expert_ranks == 1:
+        return rows
+    count = ceil(rows.shape[0] * min(t.around.expert_skew, largest_skew(t.around.expert_ranks, spec)))
+    arrived = t.operation(rows, gives=rows.new(count, rows.shape[1]))
+    if rows.grad:
+        t.keep_bytes(_INDEX * count, _INDEX * count)  # the place of each row among those that arrived
+    return t.operation(arrived, gives=arrived.new(*arrived.shape), holds=(rows,))
+
+
+def _returned_rows(results: Value, sent: Value, t: Tape) -> Value:
+    """Returns the results of the rows that this rank sent."""
+    if t.around.expert_ranks == 1:
+        return results
+    if results.grad:
+        t.keep_bytes(_INDEX * results.shape[0], _INDEX * results.shape[0])  # the row of each that arrived
+    results = t.operation(results, gives=results.new(*results.shape), holds=(sent,))
+    return t.operation(results, gives=results.new(sent.shape[0], results.shape[1]), holds=(sent,))
+
+
+def largest_skew(ranks: int, spec: s.MixtureOfExperts) -> float:
+    """Returns the rows of the busiest rank of an expert axis over the even share, if all tokens choose its experts.
+
+    A token sends a rank no more rows than the rank has experts.
+    """
+    return min(ranks, spec.experts / spec.top_k)
+
+
+def with_more_rows(layer: LayerNode, share: float) -> LayerNode:
+    """Returns a layer of a library's network whose experts work on more rows, by a share of those that it has."""
+    stacks = {q.name: q for q in layer.parameters if q.experts}
+    kept = most = flops = 0
+    for part in layer.parts:
+        down_proj = stacks.get(f"{part.name}.down_proj") if part.kind == "experts" else None
+        if down_proj is None:
+            continue
+        rows, (width, hidden) = ceil(share * part.takes[0]), down_proj.shape[1:]
+        kept += rows * (width + 4 * hidden)  # the rows, both halves of the first product, and what these give
+        most = max(most, rows * (2 * width + 3 * hidden))
+        flops += 6 * rows * width * hidden
+    return replace(
+        layer,
+        float32=with_more_bytes(layer.float32, 4 * kept, 4 * most),
+        autocast=with_more_bytes(layer.autocast, 2 * kept, 2 * most),
+        forward_flops=layer.forward_flops + flops,
+        backward_flops=layer.backward_flops + 2 * flops,
+    )
 
 
 def _kept_rows(rows: Value, t: Tape) -> Value:

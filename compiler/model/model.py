@@ -25,6 +25,7 @@ from dslc.compiler.ir.parameter_names import base_name
 from dslc.compiler.ir.steps import ModuleStep
 from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.model.expert_layers import with_more_rows
 from dslc.compiler.model.networks import Expansion, expand
 from dslc.compiler.model.outputs import check_output
 from dslc.compiler.model.pieces import gathers_by_layer, with_gathers
@@ -137,12 +138,17 @@ def share_out(
     pieces: int,
     *,
     experts: int = 1,
+    skew: float | None = None,
     on_cpu: bool,
     float8: Fp8 | None = None,
 ) -> ModelGraph:
     """Returns `graph` with its layers as on one rank: of a tensor axis, with `styles` by module, of a context axis of
-    `pieces` ranks, and of an expert axis of `experts`. `on_cpu`: ranks exchange tensors over gloo.
+    `pieces` ranks, and of an expert axis of `experts`: the busiest of these gets `skew` times its even share of rows.
+    `on_cpu`: ranks exchange tensors over gloo.
     """
+    if skew is not None:
+        even = share_out(graph, model, source, styles, ranks, pieces, experts=experts, on_cpu=on_cpu, float8=float8)
+        graph = replace(graph, even=even.shared)
     network, styles_by_layer = model.network, dict[str, list[TensorStyle]]()
     assert not isinstance(network, s.PythonNetwork | s.TransformersNetwork)
     for name, style in styles:
@@ -155,6 +161,7 @@ def share_out(
         on_cpu=on_cpu,
         pieces=pieces,
         expert_ranks=experts,
+        expert_skew=skew or 1.0,
         frozen=frozen,
         float8=float8,
         adapter=model.adapter,
@@ -170,11 +177,14 @@ def share_out(
     return replace(graph, shared=tuple(_tied(node, ties) for node in surroundings.nodes), shared_output=output.shape)
 
 
-def share_out_traced(graph: ModelGraph, plan: TensorPlan, ranks: int, pieces: int, experts: int = 1) -> ModelGraph:
+def share_out_traced(
+    graph: ModelGraph, plan: TensorPlan, ranks: int, pieces: int, experts: int = 1, skew: float | None = None
+) -> ModelGraph:
     """Returns the same for a network that a function makes, by arithmetic: activations and working memory between a
     column and a row are divided by the ranks, and all else is whole. An upper bound. FLOPs come from tracing; the
     backward pass is taken to be divided like the forward pass. Sizes cover all pieces of a context axis together,
-    because keys and values are gathered along it. `experts` are the ranks of an expert axis.
+    because keys and values are gathered along it. `experts` are the ranks of an expert axis: the busiest gets
+    `skew` times its even share of rows.
     """
     shape, calls = shape_on_a_rank(plan, ranks, experts), calls_by_layer(graph)
     shares = graph.traced.shares if graph.traced else None
@@ -206,9 +216,13 @@ def share_out_traced(graph: ModelGraph, plan: TensorPlan, ranks: int, pieces: in
         gathers = gathers_by_layer(graph)
         layers = [with_gathers(layer, gathers.get(layer.name, ()), pieces) for layer in layers]
     output = graph.output.shape
+    even = tuple(layers) if skew is not None else ()
+    if skew is not None:
+        layers = [with_more_rows(layer, min(skew, experts) - 1) for layer in layers]
     return replace(
         graph,
         shared=tuple(layers),
+        even=even,
         shared_output=(*output[:-1], output[-1] // ranks) if plan.loss_parallel or plan.chunked_loss else output,
     )
 

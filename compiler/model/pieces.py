@@ -40,13 +40,14 @@ def with_gathers(layer: LayerNode, calls: Sequence[tuple[int, AttentionFacts]], 
     masks = sum(call.length * call.length // pieces for _, call in calls if call.causal)
     return replace(
         layer,
-        float32=_more(layer.float32, 4 * gathered, 12 * most),
-        autocast=_more(layer.autocast, 2 * gathered, 6 * most),
+        float32=with_more_bytes(layer.float32, 4 * gathered, 12 * most),
+        autocast=with_more_bytes(layer.autocast, 2 * gathered, 6 * most),
         masks=layer.masks + masks,
     )
 
 
-def _more(memory: LayerMemory, gathered: int, most: int) -> LayerMemory:
+def with_more_bytes(memory: LayerMemory, gathered: int, most: int) -> LayerMemory:
+    """Returns memory with `gathered` more bytes that are kept, and `most` beside them while the layer works."""
     work = memory.working
     if work is not None:
         back = tuple(replace(moment, bytes=moment.bytes + most) for moment in work.backward)

@@ -63,6 +63,7 @@ class Surroundings:
     on_cpu: bool = False  # ranks exchange tensors over gloo
     pieces: int = 1  # of a sequence, one for each rank of a context axis
     expert_ranks: int = 1  # which share the experts of each layer
+    expert_skew: float = 1.0  # the rows of the busiest of them, over the even share
     frozen: frozenset[str] = frozenset()  # names of parameters that do not train
     float8: Fp8 | None = None  # products of dense layers in 8 bits
     adapter: Lora | None = None

@@ -29,7 +29,7 @@ from dslc.compiler.rules.job_rules import check_hosts, check_launch_texts, check
 from dslc.compiler.rules.memory import check_memory, check_promises
 from dslc.compiler.rules.parallelism import pipeline as pipeline_rules
 from dslc.compiler.rules.parallelism.exchange_cost import check_network
-from dslc.compiler.rules.parallelism.experts import fits_data_axis
+from dslc.compiler.rules.parallelism.experts import fits_data_axis, skew_of
 from dslc.compiler.rules.parallelism.sharding import check_own_model
 from dslc.compiler.rules.rule_table import KnownFacts, check_rules
 from dslc.dsl.bounds import TRIED, WORK
@@ -231,7 +231,7 @@ def _model(
         cuts = tensor_plan(job, ranks, graph)
         experts = job.parallelism.expert if layout else 1
         if ranks * pieces * experts > 1:
-            graph = share_out_traced(graph, cuts, ranks, pieces, experts)
+            graph = share_out_traced(graph, cuts, ranks, pieces, experts, skew_of(job))
         return graph, cuts
     own = any(isinstance(each, PythonSource) for each in parts_of(job.data.source))
     if (own and source.input is None) or isinstance(job.model.loss, NetworkLoss):
@@ -245,7 +245,15 @@ def _model(
     if ranks * pieces * experts > 1 and not cuts.uneven:
         on_cpu = layout is not None and layout.device == "cpu"
         graph = reuse.share_out(
-            job.model, source, cuts.styles, ranks, pieces, experts=experts, on_cpu=on_cpu, float8=float8
+            job.model,
+            source,
+            cuts.styles,
+            ranks,
+            pieces,
+            experts=experts,
+            skew=skew_of(job),
+            on_cpu=on_cpu,
+            float8=float8,
         )
     return graph, cuts
 

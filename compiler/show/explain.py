@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from dslc.compiler.cost.stages import equal_counts
+from dslc.compiler.ir.actions import ROUTED, Payload
 from dslc.compiler.ir.memory import KINDS, MemoryNode
 from dslc.compiler.ir.number_text import byte_text, count_text, flop_text, percent_text, time_text
 from dslc.compiler.ir.plan import PlanView, RankNode
@@ -307,12 +308,23 @@ def _memory(plan: PlanView) -> list[str]:
     right_columns = range(1, len(kinds) + 3)
     lines = table(rows, right_columns=right_columns, head=("ranks", *kinds, "peak", ""), limit=MOST_CLASSES)
     lines += _peak(max(plan.ranks, key=lambda node: node.memory.peak).memory)
-    if plan.experts is not None:
-        lines.append(
-            "this is for an even routing: if all tokens choose the experts of one rank, it works on "
-            f"{plan.experts.size} times as many rows"
-        )
-    return lines
+    return [*lines, *_routing(plan)]
+
+
+def _routing(plan: PlanView) -> list[str]:
+    """Returns for which routing of tokens to experts the memory is."""
+    if plan.experts is None:
+        return []
+    if plan.experts.skew is None:
+        return [
+            "this is for an even routing: if all tokens choose the experts of one rank, it works on up to "
+            f"{plan.experts.size} times as many rows; `parallelism.expert_skew` states a bound"
+        ]
+    even = max((node.even_memory.peak for node in plan.ranks if node.even_memory is not None), default=None)
+    return [
+        f"this is for the busiest rank at a skew of {plan.experts.skew:g}, with {plan.experts.skew:g} times its even "
+        f"share of rows; with an even routing the peak is {known_text(even, byte_text)}"
+    ]
 
 
 def _peak(memory: MemoryNode) -> list[str]:
@@ -350,10 +362,16 @@ def _traffic_rows(plan: PlanView, node: RankNode) -> list[Row]:
             content,
             f"{count:,}",
             byte_text(size),
-            *filter(None, (cadence,)),
+            *filter(None, (cadence, _at_skew(plan, content, size))),
         )
         for (axis, scope, operation, content, cadence), (count, size) in of_all_dtypes(plan, node).items()
     ]
+
+
+def _at_skew(plan: PlanView, what: Payload, size: int) -> str:
+    """Returns what arrives at or leaves the busiest rank of an expert axis, beside the bytes of an even routing."""
+    skew = plan.experts.skew if plan.experts is not None else None
+    return f"even; {byte_text(round(skew * size))} at skew {skew:g}" if skew and what in ROUTED else ""
 
 
 def _schedule(plan: PlanView) -> list[str]:

@@ -263,6 +263,13 @@ class ParallelismSpec(Block):
     expert: int = arg(
         auto_or(_COUNT), "ranks inside the data axis that share the experts of each `moe` layer", default=1
     )
+    expert_skew: float | None = arg(
+        Float(min=1),
+        "the rows of tokens that the busiest of these ranks gets, at most, over its even share: memory, traffic and "
+        "time are then for this routing",
+        default=None,
+        shown="none, an even routing",
+    )
     zero: int = arg(
         auto_or(Int(min=0, max=3)),
         "over `data`: 1, optimizer state sharded; 2, and gradients; 3, and parameters",

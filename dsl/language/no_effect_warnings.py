@@ -93,6 +93,14 @@ def without_zero(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
         )
 
 
+def without_expert_axis(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
+    parallelism = blocks["parallelism"]
+    if parallelism.expert == 1 and "parallelism.expert" not in broken and not parallelism.is_auto("expert"):
+        yield from _field_warnings(
+            parallelism, ("expert_skew",), "no ranks share experts", "set `parallelism.expert`", removable=True
+        )
+
+
 def without_data_axis(blocks: Blocks, broken: Broken) -> Iterator[Diagnostic]:
     parallelism = blocks["parallelism"]
     if parallelism.data == 1 and parallelism.is_set("data"):
@@ -247,6 +255,7 @@ EFFECTS: tuple[Effect, ...] = (
     without_tensor,
     plan_or_sequence,
     without_zero,
+    without_expert_axis,
     without_data_axis,
     without_checkpoints,
     without_validation,

@@ -15,6 +15,9 @@ Contract: report.json is written by every run that trained to its end or was sto
                 prediction comes from (bound, estimated, published, fitted, measured), and `calibrate` the command that
                 measures anew what predictions rest on
     skipped_batches  [{step, samples}]: the batches that are skipped after spikes of the loss (loop/loss_spikes.py)
+    experts     {stated, measured, layer, rank, exceeded} with an expert axis, else null: the rows of the busiest rank
+                of a layer in a training pass over its even share, as the job states them (`expert_skew`, or null) and
+                as they were, where, and whether they were more. `measured` is null if no layer trained
     ranks       for each rank
         rank
         memory          {predicted, measured}: bytes by kind at the peak, `peak` itself, `rest` (between two steps), and
@@ -41,6 +44,7 @@ Limits: `resident` is the system's figure for the whole process, its libraries i
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import statistics
@@ -59,6 +63,7 @@ from dslc.compiler.ir.program import JobProgram, RankPlace, StepPhases, TrainMod
 from dslc.runtime.measure import collectives
 from dslc.runtime.measure.slow_steps import compared_phases, median_phases
 from dslc.runtime.measure.track_memory import KINDS, Tracker
+from dslc.runtime.parallel.expert_parallel import row_records
 from dslc.runtime.process.records import REPORT, REPORT_VERSION, SHARES, SKIPPED, Record, naming, read_metrics
 from dslc.runtime.step.assemble import TrainingComponents
 
@@ -88,6 +93,7 @@ class Measure:
         self._rank, self._device, self._done = place.rank, parts.device, steps_before
         self._exchanges: dict[int, tuple[collectives.CollectiveExchange, ...]] = {}
         self._tracker = tracker_of(parts) if job.mode == TrainMode(profile=True) else None
+        self._rows = row_records(parts.plain)
 
     def wrap(self, work: Callable[[B], T]) -> Callable[[B], T]:
         """Returns `work`, which does one step, measured if the program asks for it."""
@@ -109,6 +115,7 @@ class Measure:
             "checkpoints": {"saved": len(stalls), "stall": statistics.median(stalls) if stalls else None},
             "texts": {"times": len(texts), "seconds": statistics.median(texts) if texts else None},
             "memory": _tracked_memory(self._tracker) if self._tracker is not None else None,
+            "experts": {each.layer: [each.sent, each.arrived] for each in self._rows},
             "phases": to_json(median_phases(laps[1:] or laps)) if laps else None,
             "exchanges": {str(step): to_json(exchange) for step, exchange in self._exchanges.items()},
         }
@@ -165,6 +172,7 @@ def write_report(run_dir: str, plan: Mapping[str, Any], job: JobProgram, steps: 
         "step_time": {**times, "calibrate": job.calibrate},
         "shares": _shares(run_dir, job),
         "skipped_batches": skipped_batches(run_dir),
+        "experts": _routing(run_dir, plan),
         "ranks": [_rank(run_dir, plan, job, rank) for rank in range(_world_size(plan))],
     }
     path = os.path.join(run_dir, REPORT)
@@ -209,9 +217,34 @@ def _world_size(plan: Mapping[str, Any]) -> int:
     return int(topology["nodes"] * topology["processes"])
 
 
-def _rank(run_dir: str, plan: Mapping[str, Any], job: JobProgram, rank: int) -> dict[str, Any]:
+def _routing(run_dir: str, plan: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the stated skew of the routing to experts beside the largest that a rank met."""
+    if plan["experts"] is None:
+        return None
+    rows: dict[str, list[tuple[int, int, int]]] = {}  # by layer: arrived, rank, sent
+    for rank in range(_world_size(plan)):
+        for layer, (sent, arrived) in _measurements(run_dir, rank)["experts"].items():
+            rows.setdefault(layer, []).append((arrived, rank, sent))
+    even = {layer: max(sent for *_, sent in of_layer) for layer, of_layer in rows.items()}
+    busiest = {layer: max(of_layer) for layer, of_layer in rows.items() if even[layer]}
+    stated = plan["experts"]["skew"]
+    if not busiest:
+        return {"stated": stated, "measured": None, "layer": None, "rank": None, "exceeded": False}
+    layer = max(busiest, key=lambda name: busiest[name][0] / even[name])
+    arrived, rank, _ = busiest[layer]
+    skew = arrived / even[layer]
+    exceeded = stated is not None and arrived > math.ceil(stated * even[layer])
+    return {"stated": stated, "measured": skew, "layer": layer, "rank": rank, "exceeded": exceeded}
+
+
+def _measurements(run_dir: str, rank: int) -> dict[str, Any]:
     with open(_path(run_dir, rank), encoding="utf-8") as file:
-        measurements = json.load(file)
+        measurements: dict[str, Any] = json.load(file)
+    return measurements
+
+
+def _rank(run_dir: str, plan: Mapping[str, Any], job: JobProgram, rank: int) -> dict[str, Any]:
+    measurements = _measurements(run_dir, rank)
     planned = next((node for node in plan["ranks"] if node["first"] <= rank <= node["last"]), None)
     exchanges = measurements["exchanges"]
     recorded = sorted(int(step) for step in exchanges)

@@ -42,6 +42,7 @@ from dslc.runtime.model.experts.expert_modules import (
     MixtureOfExperts,
     WidthExchange,
     cast_for_product,
+    restore_rows,
     results_of_pairs,
 )
 from dslc.runtime.model.experts.library_experts import count_rows, sorted_results, weighted_sum
@@ -50,6 +51,7 @@ from dslc.runtime.parallel.mesh import EXPERT, Mesh, mesh_of
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+ROW_RECORD = "row_record"  # the attribute of a module whose rows travel
 Experts = Callable[[Tensor, Tensor], Tensor]  # rows sorted by expert, and the rows of each expert held: their results
 
 
@@ -72,7 +74,9 @@ def apply(job: JobProgram, model: nn.Module) -> None:
         assert isinstance(module, MixtureOfExperts) and mesh is not None
         if name in shared:
             axes.append(EXPERT)
-            module.dispatch = functools.partial(dispatch, group=mesh.get_group(EXPERT))
+            record = RowRecord(name)
+            module.dispatch = functools.partial(dispatch, group=mesh.get_group(EXPERT), record=record)
+            setattr(module, ROW_RECORD, record)
         if name in cut_inside:
             axes.append("tensor")
             of_pieces = cut_inside[name] is TensorStyle.EXPERTS_OF_PIECES
@@ -100,14 +104,14 @@ def _share_library_experts(job: JobProgram, model: nn.Module) -> None:
         held = count // group.size()
         results = functools.partial(sorted_results, experts, first=group.rank() * held)
         work = functools.partial(_with_local_parameters, experts, results)
-        experts.forward = functools.partial(_library_forward, count, work, group)
+        record = RowRecord(name)
+        send = functools.partial(dispatch, work, group=group, record=record)
+        experts.forward = functools.partial(_library_forward, count, send)
+        setattr(experts, ROW_RECORD, record)
 
 
-def _library_forward(
-    experts: int, work: Experts, group: dist.ProcessGroup, tokens: Tensor, chosen: Tensor, weights: Tensor
-) -> Tensor:
+def _library_forward(experts: int, send: Experts, tokens: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """Returns the sum of each token's results by weight, as the library's own forward pass does."""
-    send = functools.partial(dispatch, work, group=group)
     results = results_of_pairs(cast_for_product(tokens), chosen, count_rows(chosen, experts), send)
     return weighted_sum(results, weights, tokens)
 
@@ -148,7 +152,28 @@ def _is_shared(parameter: Any) -> bool:
     return hasattr(parameter, "placements") and EXPERT in parameter.device_mesh.mesh_dim_names
 
 
-def dispatch(experts: Experts, rows: Tensor, counts: Tensor, *, group: dist.ProcessGroup) -> Tensor:
+class RowRecord:
+    """The most rows that a rank sent in a training pass through a layer's experts, and the most that arrived."""
+
+    def __init__(self, layer: str) -> None:
+        self.layer = layer
+        self.sent = self.arrived = 0
+
+    def note(self, sent: int, arrived: int) -> None:
+        """Notes the rows of a pass; an evaluation keeps no activations, and does not count."""
+        if torch.is_grad_enabled():
+            self.sent, self.arrived = max(self.sent, sent), max(self.arrived, arrived)
+
+
+def row_records(model: nn.Module) -> list[RowRecord]:
+    """Returns the records of all layers of `model` whose rows travel."""
+    records = (getattr(module, ROW_RECORD, None) for module in model.modules())
+    return [record for record in records if isinstance(record, RowRecord)]
+
+
+def dispatch(
+    experts: Experts, rows: Tensor, counts: Tensor, *, group: dist.ProcessGroup, record: RowRecord | None = None
+) -> Tensor:
     """Returns the results of `rows` (n, width), which are sorted by expert; `counts` (experts,) sum to n.
 
     `experts` works on the rows of the experts that this rank holds, sorted by expert, and is given their counts.
@@ -157,10 +182,14 @@ def dispatch(experts: Experts, rows: Tensor, counts: Tensor, *, group: dist.Proc
     arriving = torch.empty_like(sent)
     dist.all_to_all_single(arriving, sent.contiguous(), group=group)
     sent_sizes, arriving_sizes = torch.stack((sent.sum(1), arriving.sum(1))).tolist()  # the host waits once
-    arrived = _exchange(rows, sent_sizes, arriving_sizes, group)
+    if record is not None:
+        record.note(rows.shape[0], sum(arriving_sizes))
     order = _order_by_expert(arriving)
-    results = experts(arrived[order], arriving.sum(0))
-    return _exchange(results[torch.argsort(order)], arriving_sizes, sent_sizes, group)
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
+    # Rows as they arrived are held by no variable while the experts work.
+    sorted_rows = restore_rows(_exchange(rows, sent_sizes, arriving_sizes, group), places, order)
+    results = restore_rows(experts(sorted_rows, arriving.sum(0)), order, places)
+    return _exchange(results, arriving_sizes, sent_sizes, group)
 
 
 def _order_by_expert(arriving: Tensor) -> Tensor:

@@ -79,6 +79,14 @@ NETWORKS = {
         "experts = moe(experts = 64, top_k = 2, hidden = 32))",
         "stdlib()",
     ),
+    **{
+        f"{name} experts": (
+            f"llama(layers = 2, width = 128, heads = 4, context = 64, vocab = 256, init_std = {std}, "
+            f"experts = moe(experts = 8, top_k = {top_k}, hidden = 192))",
+            "stdlib()",
+        )
+        for name, std, top_k in (("even", "0.02", 8), ("idle", "0.0", 2))  # idle: all tokens choose the first two
+    },
     "tiny": ("vit(layers = 3, width = 16, heads = 2, patch = 4, dropout = 0.1)", "digits()"),
     "own": (f'python("{HELPERS}/frozen_networks:plain")', "digits()"),
     "own frozen": (f'python("{HELPERS}/frozen_networks:frozen")', "digits()"),
@@ -114,6 +122,8 @@ class Case:
     context: int = 1
     tensor: int = 1
     sequence: str = "true"
+    expert: int = 1
+    skew: str = "none"
     pipeline: int = 1
     schedule: str = "1f1b"
     freeze: str = "[]"
@@ -149,6 +159,8 @@ parallelism {{
   tensor       = {self.tensor}
   sequence     = {self.sequence}
   zero         = {self.zero}
+  expert       = {self.expert}
+  expert_skew  = {self.skew}
   replicas     = {self.replicas}
   microbatches = {self.microbatches}
   gradients    = {self.gradients}

@@ -6,12 +6,15 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from helpers.job_texts import EXPERTS_JOB
 from helpers.launcher import Launcher
-from helpers.trained import Trained, agree, exchanges_as_planned, filled, profiled, train_in_parts, train_job
+from helpers.trained import Trained, agree, exchanges_as_planned, filled, profiled, ready, train_in_parts, train_job
+
+from dslc.jobs.prepare_run import report_on
 
 JOB = filled(EXPERTS_JOB, {"moe": "", "steps": "6", "rate": "0.05"})
 EXPERTS = "model.network.experts=moe"
@@ -106,6 +109,24 @@ def test_any_routing_exchanges_as_much_in_all(launcher: Launcher, job: Path, tmp
         for kind in ("measured", "predicted")
     }
     assert sums["measured"] == sums["predicted"] > 0
+
+
+def test_the_report_compares_the_routing_with_the_stated_skew(launcher: Launcher, job: Path, tmp_path: Path) -> None:
+    """Equal scores send all tokens to one expert, and so twice its share to one rank."""
+    one_of_all = f"{EXPERTS}(experts = 4, top_k = 1, hidden = 16)"
+    all_to_one = (*TWO, "train.steps=1", "model.network.init_std=0.0", one_of_all)
+
+    def reported(skew: str) -> dict[str, Any]:
+        stated = ready(job, *all_to_one, f"parallelism.expert_skew={skew}")
+        routing = report_on(stated, str(folder), 1)["experts"]
+        assert isinstance(routing, dict)
+        return routing
+
+    folder = train_job(launcher, job, *all_to_one, folder=tmp_path / "run").folder
+    routing = reported("1.5")
+    assert routing.pop("rank") in (0, 1), "equal scores have the same best expert on both ranks"
+    assert routing == {"stated": 1.5, "measured": 2.0, "layer": "model.layers.0.mlp", "exceeded": True}
+    assert (reported("2.0")["exceeded"], reported("none")["exceeded"]) == (False, False)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.launcher import Launcher
-from helpers.trained import Trained, agree, exchanges_as_planned, train_job
+from helpers.trained import Trained, agree, exchanges_as_planned, ready, train_job
 
 pytest.importorskip("transformers")
 
@@ -78,6 +78,18 @@ def test_the_axis_trains_as_one_process_does(launcher: Launcher, folder: Path, n
     family, plan = PLANS[name]
     path = job(folder, family)
     agree(one_process(launcher, path), train_job(launcher, path, *plan))
+
+
+@pytest.mark.slow
+def test_a_stated_skew_adds_rows_to_the_experts(folder: Path) -> None:
+    """The busiest of two ranks works on twice the 2 rows of each of its 8 x 8 tokens."""
+    even, twice = (
+        ready(job(folder, "mixtral"), *TWO, f"parallelism.expert_skew={skew}").compiled.plan.ranks[0] for skew in (1, 2)
+    )
+    width, hidden, rows, layers = 16, 32, 2 * 8 * 8, 2
+    assert even.memory == even.even_memory == twice.even_memory
+    assert twice.flops - even.flops == 3 * layers * rows * 6 * width * hidden
+    assert twice.memory.activations - even.memory.activations >= layers * 4 * rows * (width + 4 * hidden)
 
 
 @pytest.mark.slow

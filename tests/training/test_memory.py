@@ -139,6 +139,31 @@ def test_routers_keep_what_autograd_keeps(case: Case) -> None:
     assert abs(found.error) <= 0.0005, (found.error, found.predicted, found.at_peak, found.when)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(network="idle experts", ranks=2, expert=2, skew="2"),
+        *(
+            pytest.param(case, marks=pytest.mark.long)
+            for case in (
+                Case(network="idle experts", ranks=2, expert=2, skew="2", precision="bf16"),
+                Case(network="idle experts", ranks=2, expert=2, skew="2", zero=3, recompute="full"),
+                Case(network="idle experts", ranks=4, expert=2, skew="2", context=2),
+                Case(network="even experts", ranks=2, expert=2),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_a_rank_that_gets_all_tokens_stays_within_the_stated_skew(case: Case) -> None:
+    """Where the experts of one rank are idle the other works on twice its share."""
+    found = measure(case.text)
+    assert 0 <= found.error <= 0.125, (found.error, found.predicted, found.at_peak, found.when)
+    if case.skew != "none":
+        assert measure(replace(case, skew="none").text).error < -0.05, "an even routing does not bound it"
+
+
 LAST_BLOCK = '["embedding.*", "position.*", "blocks.[012].*"]'  # trains, with the head
 SHARDED_STAGES = replace(IN_STAGES, ranks=4, zero=2)
 

@@ -185,6 +185,8 @@ def _share_memory(view: View, process: Process, peak: int) -> str:
     smaller = sizes - {max(sizes, default=0)} if batches.weights and not batches.most_share else set()
     if {each.samples for each in process.share_memory} != smaller:
         return f"has memory of the shares {[each.samples for each in process.share_memory]}, not of {sorted(smaller)}"
+    if process.even_memory is not None and process.even_memory.peak > peak:
+        return f"holds {process.even_memory.peak} bytes for an even routing to experts, over {peak} for an uneven one"
     largest_memory = max((each.memory.peak for each in process.share_memory), default=0)
     return f"holds {largest_memory} bytes for a smaller share, over {peak}" if largest_memory > peak else ""
 

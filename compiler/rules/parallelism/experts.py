@@ -1,12 +1,14 @@
-"""The demands of the expert axis on the data axis, the network and the other axes: E0450 to E0453."""
+"""The demands of the expert axis on the data axis, the network and the other axes: E0450 to E0454."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import gcd
+from math import ceil, gcd
 
 from dslc.compiler.ir.nodes import ModelGraph, ParameterNode
+from dslc.compiler.model.expert_layers import largest_skew
 from dslc.compiler.placement.layout import Layout
+from dslc.compiler.placement.losses import mixtures
 from dslc.dsl.diagnostics import Diagnostic, Note, division
 from dslc.dsl.language.exchanges import Allreduce
 from dslc.dsl.language.job import JobSpec
@@ -23,11 +25,17 @@ def fits_data_axis(job: JobSpec, layout: Layout, model: ModelGraph | None) -> bo
     return divides and all(each.experts % experts == 0 for each in _experts(model))
 
 
+def skew_of(job: JobSpec) -> float | None:
+    """Returns the stated skew of the routing; None without one, or without an expert axis."""
+    return job.parallelism.expert_skew if job.parallelism.expert > 1 else None
+
+
 def check_experts(job: JobSpec, layout: Layout, model: ModelGraph | None) -> Iterator[Diagnostic]:
     """Checks an expert axis of several ranks."""
     span = job.parallelism.value_span("expert")
     yield from _check_data(job, layout, span)
     yield from _check_network(job, model, span)
+    yield from _check_skew(job, model)
     for reason, place, help in _excluded(job, layout):
         note = Note("it is asked for here", place)
         yield Diagnostic("E0453", f"an expert axis does not work with {reason}", span, notes=(note,), help=help)
@@ -83,6 +91,24 @@ def _check_network(job: JobSpec, model: ModelGraph | None, span: Span | None) ->
                 help=remedy(set_field("parallelism.expert", common, "a divisor of the experts")),
             )
             return
+
+
+def _check_skew(job: JobSpec, model: ModelGraph | None) -> Iterator[Diagnostic]:
+    """Reports a skew that no routing has: a rank gets no row twice, and of a token one for each of its experts."""
+    ranks, skew = job.parallelism.expert, skew_of(job)
+    if skew is None or model is None:
+        return
+    exact = max((largest_skew(ranks, each) for each in mixtures(job)), default=float(ranks))
+    most = ceil(1000 * exact) / 1000
+    if skew > most:
+        why = f"{ranks} ranks share the experts" if exact == ranks else "a token goes to each of its experts once"
+        yield Diagnostic(
+            "E0454",
+            f"no routing gives a rank {skew:g} times its even share of rows: {why}",
+            job.parallelism.value_span("expert_skew"),
+            label=f"{skew:g} > {most:g}",
+            help=remedy(set_field("parallelism.expert_skew", most), ", which holds for any routing"),
+        )
 
 
 def _experts(model: ModelGraph | None) -> list[ParameterNode]:

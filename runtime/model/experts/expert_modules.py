@@ -234,10 +234,16 @@ def results_of_pairs(tokens: Tensor, chosen: Tensor, counts: Tensor, work: Sorte
     """
     order = chosen.flatten().argsort(stable=True)
     places = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
-    rows = _SortRows.apply(tokens, order, places, chosen.shape[1])  # type: ignore[no-untyped-call]
-    results = _RestoreRows.apply(work(rows, counts), order, places)  # type: ignore[no-untyped-call]
-    of_pairs: Tensor = results.unflatten(0, chosen.shape)
+    # No variable holds the sorted rows when the work is done.
+    results = work(_SortRows.apply(tokens, order, places, chosen.shape[1]), counts)  # type: ignore[no-untyped-call]
+    of_pairs: Tensor = restore_rows(results, order, places).unflatten(0, chosen.shape)
     return of_pairs
+
+
+def restore_rows(rows: Tensor, order: Tensor, places: Tensor) -> Tensor:
+    """Returns the rows `places` of rows that were sorted by `order`; each of both is the inverse of the other."""
+    restored: Tensor = _RestoreRows.apply(rows, order, places)  # type: ignore[no-untyped-call]
+    return restored
 
 
 def _work_within(router: Router, work: SortedWork, rows: Tensor, counts: Tensor) -> Tensor:

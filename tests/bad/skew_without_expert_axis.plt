@@ -1,0 +1,5 @@
+import "base/gpt.plt"
+
+parallelism {
+  expert_skew = 1.5 #! W0103
+}
