@@ -7,7 +7,6 @@ import platform
 import random
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -187,18 +186,6 @@ def _unable(rank: int) -> tuple[bool, float]:
 
 def test_a_group_of_which_one_rank_cannot_share_is_gloos() -> None:
     assert gang(2, _unable, backend=NAME) == [(False, 2.0)] * 2
-
-
-def _nothing_left(rank: int) -> list[str]:
-    dist.all_reduce(torch.ones(3))
-    return os.listdir("/dev/shm")
-
-
-def test_nothing_is_in_the_folder_of_shared_memory() -> None:
-    before = set(os.listdir("/dev/shm"))
-    first, second = gang(2, _nothing_left, backend=NAME)
-    assert not [name for name in {*first, *second} - before if "dslc" in name]
-    assert Path("/dev/shm").exists()
 
 
 def test_messages_of_any_sizes_use_their_places_again() -> None:
