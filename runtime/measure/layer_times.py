@@ -42,7 +42,7 @@ from dslc.runtime.step.assemble import assemble
 from dslc.runtime.step.stepper import clipped, cut_off
 from dslc.runtime.technique.precision import autocast
 
-WARM_UP, LEAST, MOST = 3, 6, 60  # steps
+WARM_UP, LEAST, MOST = 3, 6, 300  # steps
 SECONDS = 1.5  # for which the steps of one size go on, between LEAST and MOST of them
 FEW_BYTES = 4096  # the size of a collective that takes its latency alone
 COLLECTIVES = 12
