@@ -84,16 +84,16 @@ def shared_segment_bytes(staging: Staging, pipeline: int) -> int:
     layout = staging.layout
     if layout.backend != "shared_memory":
         return 0
-    stride, bytes_of_ranks = layout.stride("pipeline"), []
-    for rank in range(pipeline * stride, (pipeline + 1) * stride):
-        node = rank // layout.processes
-        on_host = [
-            len(group)
-            for group in process_groups(staging, rank)
-            if all(member // layout.processes == node for member in group)
-        ]
-        bytes_of_ranks.append(sum(segment_bytes(ranks) for ranks in on_host))
-    return max(bytes_of_ranks)
+    stride, processes, most = layout.stride("pipeline"), layout.processes, 0
+    first = pipeline * stride
+    # Groups of one kind are equally wide. Those of the stage's first rank are on one host if any are, unless a stage
+    # begins in the middle of a node.
+    is_aligned = stride % processes == 0 or processes % stride == 0
+    for rank in range(first, first + (1 if is_aligned else stride)):
+        node = rank // processes
+        on_host = [g for g in process_groups(staging, rank) if g[0] // processes == g[-1] // processes == node]
+        most = max(most, sum(segment_bytes(len(group)) for group in on_host))
+    return most
 
 
 @record
