@@ -77,6 +77,7 @@ SHARED = {
     "dslc.compiler.placement.buckets": "the cost and the exchange of a bucket",
     "dslc.compiler.placement.shares": "samples, layers and rows go to the ranks that the plan says",
     "dslc.compiler.trace.code_place": "names modules and lines, in traces and in trials",
+    "dslc.compiler.trace.draws": "a trial of a user's own step tells its draws as tracing tells a network's",
     "dslc.compiler.trace.stream_protocol": "tracing opens the streams that the runtime reads",
     "dslc.dsl.language.optimizers": "the account and the update lay moments in 8 bits out in the same blocks",
     "dslc.dsl.cache": "ranks read the tokens of conversations that a check has kept",

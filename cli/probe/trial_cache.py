@@ -28,7 +28,7 @@ from dslc.compiler.facts.weights_file import Unreadable, files_of
 from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.facts import Facts, SourceFacts, TensorEntry
 from dslc.compiler.ir.module_facts import ModelFacts
-from dslc.compiler.ir.network_facts import OptimizerFacts
+from dslc.compiler.ir.network_facts import NetworkFacts, OptimizerFacts
 from dslc.dsl.language.calls import PythonCall
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.layers import TransformersNetwork
@@ -49,6 +49,7 @@ class TrialFacts(Record):
     made: ModelFacts | None
     optimizer: OptimizerFacts | None
     weights: Mapping[str, TensorEntry] | None
+    step_draws: NetworkFacts | None = None
 
 
 class TrialCache:

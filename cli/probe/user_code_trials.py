@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dslc.compiler.facts.sources import context_of
 from dslc.compiler.ir.codec import from_json, to_json
-from dslc.compiler.ir.network_facts import OptimizerFacts
+from dslc.compiler.ir.network_facts import NetworkFacts, OptimizerFacts
 from dslc.compiler.ir.program import LearningRateStep, MetricStep, OptimizerStep
 from dslc.compiler.ir.steps import PythonFunction
 from dslc.compiler.model.model import ModelGraph, build
@@ -242,34 +242,36 @@ def try_targets(trial: Trial) -> Findings[None]:
         )
 
 
-def try_step(trial: Trial) -> Findings[None]:
-    """Does a user's own step once, with a batch of two samples, if the data tells what one is: again, if its parts are
-    to be sharded, with parameters that are there only while a part is called.
+def try_step(trial: Trial) -> Findings[Trial | None]:
+    """Does a user's own step with batches of two and of four samples, if the data tells what one is: again, if its
+    parts are to be sharded, with parameters that are there only while a part is called. Adds what it draws.
     """
     job, source, call, steps = trial.job, trial.source, trial.job.train.step, trial.steps
     if not isinstance(call, PythonStep) or not isinstance(steps.network, PythonFunction):
-        return
+        return None
     network, layout = steps.network, Report().collect(lay_out(job))
-    ranks = layout.world_size if layout is not None else 1
     shards = layout is not None and sharding_of(job, layout).engine == "fsdp"
 
     def use(function: Callable[..., UserValue]) -> dict[str, object] | None:
-        from dslc.compiler.trace.batch import SMALL, batch_of, read_example
+        from dslc.compiler.trace.batch import LARGE, SMALL, batch_of, read_example
         from dslc.runtime.parallel.per_module_sharding import present_when_called
         from dslc.runtime.step.custom_step import try_out
+        from dslc.runtime.step.step_trial import StepTrial
 
         if source.structures is not None:
-            batch = read_example(trial.files.batches).input(SMALL)
+            example = read_example(trial.files.batches)
+            batches = {samples: example.input(samples) for samples in (SMALL, LARGE)}
         elif source.input is not None and source.target is not None:
-            batch = tuple(batch_of(fact, SMALL, None) for fact in (source.input, source.target))
+            facts = source.input, source.target
+            batches = {samples: tuple(batch_of(fact, samples, None) for fact in facts) for samples in (SMALL, LARGE)}
         else:
             return None
         model, step, loss = load_function(network)(), trial.function(call), steps.loss
-        result: dict[str, object] = {"draws": try_out(step, loss, model, batch, SMALL)}
+        result: dict[str, object] = {"draws": to_json(StepTrial(step, loss, model, batches).draws())}
         if shards:
             try:
                 with present_when_called(model):
-                    try_out(step, loss, model, batch, SMALL)
+                    try_out(step, loss, model, batches[SMALL], SMALL)
             except Exception as error:  # any kind: the user's code runs
                 result["where"] = where_in_the_users_code(error) or first_line(error)
         return result
@@ -287,13 +289,9 @@ def try_step(trial: Trial) -> Findings[None]:
                 set_field("parallelism.zero", 1),
             ),
         )
-    if result.get("draws") and ranks > 1:
-        yield Diagnostic(
-            "W0624",
-            f"the step draws random numbers, which are others on each of {ranks} ranks than in one process",
-            job.train.value_span("step"),
-            help="draw them in the data set, whose random numbers follow from the seed and the sample's number",
-        )
+    if "draws" not in result:
+        return None
+    return trial.with_facts(step_draws=from_json(NetworkFacts, result["draws"]))
 
 
 def try_schedule(trial: Trial) -> Findings[None]:

@@ -29,7 +29,7 @@ from dslc.compiler.model.job_steps import (
     transformers_step,
 )
 from dslc.compiler.model.outputs import classes_come_first
-from dslc.compiler.placement.draws import draw_step
+from dslc.compiler.placement.draws import draw_step, draws_of_own_step
 from dslc.compiler.placement.exchange import ExchangePolicy
 from dslc.compiler.placement.losses import compared_ranks
 from dslc.compiler.placement.sharding import (
@@ -108,7 +108,11 @@ def constants(analysis: Analysis) -> Iterator[tuple[str, NodeRecord]]:
     if experts is not None:
         yield "experts", experts
     cuts = analysis.staging.cuts if analysis.staging else TensorPlan()
-    draws = draw_step(job, analysis.layout, analysis.model, cuts)
+    draws = (
+        draws_of_own_step(job, analysis.facts.step_draws)
+        if job.train.step is not None
+        else draw_step(job, analysis.layout, analysis.model, cuts)
+    )
     if draws is not None:
         yield "draws", draws
 

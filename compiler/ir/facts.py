@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
-from dslc.compiler.ir.network_facts import OptimizerFacts
+from dslc.compiler.ir.network_facts import NetworkFacts, OptimizerFacts
 from dslc.compiler.ir.tensors import TensorFact, TreeFact
 from dslc.dsl.record import Record, record
 
@@ -71,7 +71,8 @@ class MachineFacts(Record):
 @record
 class Facts(Record):
     """`made` is a network that could be made and not called; only its tensors are known. `weights` are the tensors of
-    the files that `model.weights` names, if only torch can read them.
+    the files that `model.weights` names, if only torch can read them. `step_draws` are the draws of a user's own step,
+    the network's in it among them, and nothing else.
     """
 
     source: SourceFacts | None = None
@@ -80,3 +81,4 @@ class Facts(Record):
     optimizer: OptimizerFacts | None = None  # of a user's own
     weights: Mapping[str, TensorEntry] | None = None
     machine: MachineFacts | None = None
+    step_draws: NetworkFacts | None = None

@@ -39,6 +39,7 @@ class NetworkFacts(Record):
     torch_draws: CodePlace | None = None  # the first draw of torch's random numbers in training
     uncontrolled_draw: CodePlace | None = None  # the first of these that cannot be given by sample
     uncontrolled_because: str = ""  # in words
+    joined_draw: CodePlace | None = None  # the first of them with several rows for each sample along its dim
     draws: tuple[str, ...] = ()  # classes of modules that draw numbers for each sample
     shared_draws: tuple[str, ...] = ()  # classes of modules that draw the same numbers for all samples
     draw_dims: tuple[DrawDims, ...] = ()  # of modules some of whose draws do not have the samples along the first dim

@@ -158,16 +158,21 @@ class CutDraw(Record):
     columns: bool = False
 
 
+OUTSIDE = "outside of modules"  # stands for the module of the draws of a user's own step
 SHARED = -1  # of a draw: its numbers are the same for all samples
 WIDEST_RANGE = 1 << 53  # of integers that are drawn by sample
 
 
 @record
 class DrawDims(Record):
-    """The dims along which the tensors that `module` draws in a pass, in order, go by samples; or `SHARED`."""
+    """The dims along which the tensors that `module` draws in a pass, in order, go by samples; or `SHARED`. Such a dim
+    has `rows` for each sample. It is `outers` x samples x the rest; of empty `outers` all are 1.
+    """
 
     module: str
     dims: tuple[int, ...]
+    rows: tuple[int, ...] = ()
+    outers: tuple[int, ...] = ()
 
 
 @record

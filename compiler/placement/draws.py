@@ -1,12 +1,14 @@
 """Decides whether the random numbers of forward passes follow from the sample, so that no plan changes them.
 
-They do, unless the job keeps torch's generators (`train.dropout_generator = torch`) or has a step of its own. Some
+They do, unless the job keeps torch's generators (`train.dropout_generator = torch`). Some
 compiled code draws by torch's generators too: for the tensor axis of GPUs, and of a user's network that has no blocks
 in a pipeline. Of a network that a function makes tracing says which classes of modules draw, and whether
 one draws what the runtime cannot give by sample.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from dslc.compiler.ir.network_facts import CodePlace, NetworkFacts
 from dslc.compiler.ir.nodes import ModelGraph
@@ -23,13 +25,22 @@ def draw_step(job: JobSpec, layout: Layout, model: ModelGraph | None, cuts: Tens
     facts = _network_facts(model)
     if facts is None:
         return DrawStep(pieces=tuple(cuts.drawn_pieces))
-    return DrawStep(
-        kinds=facts.draws,
-        shared=facts.shared_draws,
-        dims=facts.draw_dims,
+    return replace(
+        _step_of(facts),
         tensor=_cut_draws(layout, model, "tensor") or (),
         context=_cut_draws(layout, model, "context") or (),
     )
+
+
+def draws_of_own_step(job: JobSpec, facts: NetworkFacts | None) -> DrawStep | None:
+    """Returns the step of draws by sample for a step of the user's own with these draws; None if torch draws."""
+    if facts is None or facts.torch_draws is None or facts.uncontrolled_because:
+        return None
+    return _step_of(facts) if job.train.dropout_generator != "torch" else None
+
+
+def _step_of(facts: NetworkFacts) -> DrawStep:
+    return DrawStep(kinds=facts.draws, shared=facts.shared_draws, dims=facts.draw_dims)
 
 
 def draws_by_sample(job: JobSpec, layout: Layout, model: ModelGraph) -> bool:
@@ -42,8 +53,6 @@ def torch_draws_because(job: JobSpec, layout: Layout, model: ModelGraph) -> str:
     train = job.train
     if train.dropout_generator == "torch":
         return "`train.dropout_generator` is `torch`"
-    if train.step is not None:
-        return "the step is the job's own (`train.step`), which may call the network on any part of its samples"
     if train.compile and layout.device == "cuda" and layout.sizes["tensor"] > 1:
         return "compiled code on the tensor axis of GPUs draws by a generator of DTensor's (`train.compile`)"
     in_stages = layout.sizes["pipeline"] > 1 and not any(layer.recomputable for layer in model.layers)
@@ -59,7 +68,11 @@ def uncontrolled_draw(layout: Layout, model: ModelGraph) -> tuple[CodePlace, str
         return None
     if facts.uncontrolled_draw is not None:
         return facts.uncontrolled_draw, facts.uncontrolled_because
+    last = {(draw.module, n) for draw in facts.draw_dims for n, outer in enumerate(draw.outers) if outer > 1}
     for axis in ("tensor", "context"):
+        if any((cut.module, cut.number) in last for cut in _cut_draws(layout, model, axis) or ()):
+            reason = f"a rank of the {axis} axis has a piece of a draw whose samples follow each other within it"
+            return facts.joined_draw or facts.torch_draws or CodePlace(module="", kind=""), reason
         if _cut_draws(layout, model, axis) is None and facts.torch_draws is not None:
             return facts.torch_draws, f"tracing cannot tell which of its numbers a rank of the {axis} axis has"
     return None

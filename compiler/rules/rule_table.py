@@ -44,7 +44,7 @@ from dslc.compiler.rules.parallelism.pipeline import check_pipeline, warn_of_unk
 from dslc.compiler.rules.parallelism.uneven_shares import check_shares
 from dslc.compiler.rules.training.checkpoint import check_checkpoints
 from dslc.compiler.rules.training.custom_optimizer import check_own_optimizer
-from dslc.compiler.rules.training.custom_step import check_own_step, check_step_fields
+from dslc.compiler.rules.training.custom_step import check_own_step, check_step_draws, check_step_fields
 from dslc.compiler.rules.training.generation import check_generation
 from dslc.compiler.rules.training.goals import check_goals
 from dslc.compiler.rules.training.loggers import check_loggers
@@ -153,6 +153,7 @@ JOB: Rules = (
 UNKNOWNS: Rules = ((lambda k: warn_of_unknown_stages(k.job, _present(k.layout), k.model), ("layout",)),)
 USER_CODE: Rules = (
     (lambda k: check_own_optimizer(k.job, k.layout, k.facts.optimizer), ()),
+    (lambda k: check_step_draws(k.job, k.layout, k.facts.step_draws), ()),
     (_check_pictures, ()),
     (lambda k: check_padding(k.job, k.source, k.facts.model), ()),
 )

@@ -1,10 +1,11 @@
 """Tells which of a network's random numbers the runtime can give by sample (runtime/technique/sample_draws.py).
 
-Model: a network is traced with two numbers of samples. A draw of which one dim grows with the samples is by sample; a
+Model: a network is traced with two numbers of samples. A draw is by sample if one of its dims grows with the samples; a
 draw whose shape stays is shared by all of them. The layer of a draw is the innermost module whose `forward` runs: a
 helper method of another module, or a hook, draws for the module that calls it.
 
-Limits: the dim that grows is taken to go sample by sample, as the first of (samples * positions, width).
+Limits: a dim that grows by several rows for each sample is taken to go sample by sample, as the first of (samples *
+positions, width), until a trial tells otherwise (runtime/step/draw_layout.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.ir.network_facts import CodePlace
-from dslc.compiler.ir.steps import SHARED, WIDEST_RANGE, DrawDims
+from dslc.compiler.ir.steps import OUTSIDE, SHARED, WIDEST_RANGE, DrawDims
 from dslc.compiler.trace.code_place import line_at, names_of
 from dslc.compiler.trace.private_torch import Arguments, Operator, Options
 from dslc.compiler.trace.run import tensors_of
@@ -96,19 +97,28 @@ def draw_at(
     args: Arguments,
     named: Options,
     result: object,
+    *,
+    is_step: bool = False,
 ) -> Draw:
-    """Returns the draw of an operation that a network calls in `frame`, while the `forward` of some modules runs."""
+    """Returns the draw of an operation that a network calls in `frame`, while the `forward` of some modules runs; or
+    that a user's own step calls, perhaps outside of them.
+    """
     name, tensors = operation.name().removeprefix("aten::"), tensors_of(result)
     module = running[-1] if running else model
+    outside = is_step and not running
     dtype = tensors[0].dtype if tensors else None
     if name == CHOICE:  # draws a number for each chance
         tensors = tensors_of(args[:1])
     return Draw(
         operation=name,
         shape=tuple(tensors[0].shape) if tensors else (),
-        place=CodePlace(module=names_of(model).get(id(module), ""), kind=type(module).__name__, line=line_at(frame)),
-        kind=class_name(type(module)),
-        fault=_fault(name, args, named, dtype) if running else "it draws outside of the network's `forward`",
+        place=CodePlace(
+            module=OUTSIDE if outside else names_of(model).get(id(module), ""),
+            kind=type(module).__name__,
+            line=line_at(frame),
+        ),
+        kind=OUTSIDE if outside else class_name(type(module)),
+        fault=_fault(name, args, named, dtype) if running or is_step else "it draws outside of the network's `forward`",
     )
 
 
@@ -146,22 +156,28 @@ def classify(small: Sequence[Draw], large: Sequence[Draw], few: int, more: int) 
         reason = f"a pass over {few} samples draws {len(small)} times, one over {more} samples {len(large)} times"
         return {"torch_draws": first, "uncontrolled_draw": first, "uncontrolled_because": reason}
     dims: dict[str, list[int]] = {}  # by module
+    rows: dict[str, list[int]] = {}
     kinds: dict[str, set[int]] = {}
+    joined: CodePlace | None = None
     for one, other in zip(small, large, strict=True):
         dim, fault = _sample_dim(one, other, few, more)
         if fault:
             return {"torch_draws": first, "uncontrolled_draw": one.place, "uncontrolled_because": fault}
         dims.setdefault(one.place.module, []).append(dim)
+        rows.setdefault(one.place.module, []).append(1 if dim == SHARED else one.shape[dim] // few)
+        if rows[one.place.module][-1] > 1:
+            joined = joined or one.place
         kinds.setdefault(one.kind, set()).add(dim)
     of_module = {one.place.module: one.kind for one in small}
     return {
         "torch_draws": first,
+        "joined_draw": joined,
         "draws": tuple(kind for kind, kind_dims in kinds.items() if kind_dims != {SHARED}),
         "shared_draws": tuple(kind for kind, kind_dims in kinds.items() if kind_dims == {SHARED}),
         "draw_dims": tuple(
-            DrawDims(module=name, dims=tuple(module_dims))
+            DrawDims(module=name, dims=tuple(module_dims), rows=tuple(rows[name]))
             for name, module_dims in dims.items()
-            if kinds[of_module[name]] != {0}
+            if kinds[of_module[name]] != {0} or max(rows[name]) > 1
         ),
     }
 
@@ -177,8 +193,11 @@ def _sample_dim(one: Draw, other: Draw, few: int, more: int) -> tuple[int, str]:
     growing_dims = [dim for dim, sizes in enumerate(zip(one.shape, other.shape, strict=False)) if len(set(sizes)) > 1]
     if len(one.shape) != len(other.shape) or len(growing_dims) != 1:
         return SHARED, f"its shape {_shape_text(one)} grows to {_shape_text(other)} with {more} samples for {few}"
-    if one.shape[growing_dims[0]] * more != other.shape[growing_dims[0]] * few:
+    size = one.shape[growing_dims[0]]
+    if size * more != other.shape[growing_dims[0]] * few:
         return SHARED, f"its shape {_shape_text(one)} does not grow as the number of samples"
+    if size % few:
+        return SHARED, f"its shape {_shape_text(one)} is of a part of {few} samples"
     return growing_dims[0], ""
 
 

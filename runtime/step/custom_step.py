@@ -5,8 +5,9 @@ pass, sums the gradients over the ranks, divides them by the count of all losses
 the function returns is logged as the loss of the step.
 
 Contract: an update equals the update of one process with the global batch. Every rank makes the same updates in the
-same order. A parameter of another part keeps its value and its optimizer state, and so does a parameter that no rank
-has used.
+same order. What the step and the network draw follows from the sample (technique/sample_draws.py), over the whole step
+as over one pass. A parameter of another part keeps its value and its optimizer state, and so does a parameter that no
+rank has used.
 
 Limits: the data axis. Where nothing is sharded, or the optimizer's state alone (ZeRO-1), gradients are exchanged after
 a backward pass, not while it runs; of parts that are sharded (parallel/per_module_sharding.py) as soon as a part's are
@@ -27,12 +28,13 @@ from dslc.runtime.model.custom_losses import OwnSum
 from dslc.runtime.model.losses import LossError
 from dslc.runtime.parallel import per_module_sharding
 from dslc.runtime.parallel.mesh import mesh_of
-from dslc.runtime.process import random_numbers
 from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.user_code import load_function
 from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.step.stepper import UNSEEN, StepCallbacks, StepResult, updater
 from dslc.runtime.technique.precision import autocast
+from dslc.runtime.technique.sample_draws import SampleDraws
+from dslc.runtime.technique.sample_pass import by_torch
 
 
 class StepContext:
@@ -68,11 +70,12 @@ class StepContext:
         """Updates some parts of the model, or all, by the mean over all ranks of losses, or of a pair (sum, count).
         Raises LossError.
         """
-        if torch.is_autocast_enabled(self.device.type):
-            with torch.autocast(self.device.type, enabled=False):
+        with by_torch():
+            if torch.is_autocast_enabled(self.device.type):
+                with torch.autocast(self.device.type, enabled=False):
+                    self._update(*_summed(losses), parts)
+            else:
                 self._update(*_summed(losses), parts)
-        else:
-            self._update(*_summed(losses), parts)
         torch.clear_autocast_cache()  # which has copies of parameters as they were before
 
     def _update(self, total: Tensor, number: Tensor, parts: tuple[str, ...]) -> None:
@@ -131,7 +134,7 @@ def stepper(
     """Returns the function that does one step."""
     named = job.own_step
     assert named is not None and job.microbatches == 1
-    function, told = load_function(named), OwnSum(job.loss)
+    function, told, draws = load_function(named), OwnSum(job.loss), SampleDraws(job, place)
     group = mesh_of(job).group("data") if job.world_size > 1 else None
     close = updater(job, parts, looks)
     sharded = (
@@ -154,8 +157,11 @@ def stepper(
         ((input, target),) = batch.micro
         training.samples, training.norm = batch.samples, None
         training.step = batch.number
+        draws.begin(batch)
+        draws.enter(0)
         with autocast(job.precision, parts.device), mark_errors(named.line):
             found = function(training, input if target is input else (input, target))
+        draws.leave()
         total, number, further = told.interpret(found, target)
         if sharded is not None:
             sharded.let_go()
@@ -169,14 +175,21 @@ def stepper(
     return step
 
 
-def try_out(step: PythonFunction, loss: LossStep, model: nn.Module, batch: object, samples: int) -> bool:
-    """Does one step that updates nothing. Returns whether it draws random numbers. Raises as the step does."""
-    training = StepContext(model.train(), 1, model.zero_grad, device=torch.device("cpu"))
+def try_out(
+    step: PythonFunction,
+    loss: LossStep,
+    model: nn.Module,
+    batch: object,
+    samples: int,
+    seen: Callable[[Tensor], None] = UNSEEN.loss,
+) -> Tensor:
+    """Does one step that updates nothing. Returns the sum of what it returns; `seen` gets the sum of each update's
+    losses. Raises as the step does.
+    """
+    training = StepContext(model.train(), 1, model.zero_grad, device=torch.device("cpu"), seen=seen)
     training.samples = samples
-    before = random_numbers.state(training.device)
-    OwnSum(loss).interpret(load_function(step)(training, batch), batch)
-    after = random_numbers.state(training.device)
-    return any(before[name].numpy().tobytes() != after[name].numpy().tobytes() for name in before)
+    total, _, _ = OwnSum(loss).interpret(load_function(step)(training, batch), batch)
+    return total.detach()
 
 
 def _begin_alike(model: nn.Module, group: dist.ProcessGroup) -> None:

@@ -58,6 +58,7 @@ from dslc.runtime.data.samples import Pair
 from dslc.runtime.model.custom_losses import OwnSum
 from dslc.runtime.parallel.unused_parameters import leaves
 from dslc.runtime.process import random_numbers
+from dslc.runtime.step.draw_layout import are_parts, drawing_by_sample, find_layout
 from dslc.runtime.technique.batch_norm import derived_norm
 
 ROWS = 3  # samples of a batch
@@ -115,6 +116,8 @@ class NetworkTrial:
                 facts = replace(facts, host_draws=self._place_of_difference(), draws_from=UNSEEDED)
             if self.reads or facts.varies:
                 facts = replace(facts, skipped_norms=self._skipped_norms())
+            if self.rows > 1 and facts.draws and facts.uncontrolled_draw is None and facts.mixes is None:
+                facts = find_layout(facts, self._draws_by_sample)
         return replace(facts, tried=True)
 
     # ------------------------------------------------------------------------------------------------ one pass
@@ -329,6 +332,22 @@ class NetworkTrial:
             if others and all(_is_close(one.buffers[name], each.buffers[name]) for _, each in others)
         ]
         return tuple(name for name in changed if name not in same), tuple(same)
+
+    def _draws_by_sample(self, facts: NetworkFacts) -> bool:
+        """True if passes over the batch and over its parts draw the same numbers for each sample, or one fails."""
+        rows = [*range(self.rows)]
+        passes = []
+        try:
+            for part in (rows, rows[:-1], rows[-1:]):
+                model = self._fresh()
+                with drawing_by_sample(model, facts, part[0], len(part)):
+                    passes.append(self._pass(model, self._rows_of(part)))
+        except Exception:  # any kind: the user's code may refuse one sample
+            return True
+        one, *parts = passes
+        outputs, losses = [each.outputs for each in parts], [torch.tensor(each.loss) for each in passes]
+        adds_up = facts.loss_mixes or _is_close(losses[0], losses[1] + losses[2], 1e-3)
+        return adds_up and are_parts(one.outputs, outputs, 1e-3)
 
     # ------------------------------------------------------------------------------------------------ mixing
 

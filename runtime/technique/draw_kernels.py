@@ -88,7 +88,15 @@ def _active(tensor: Tensor, *, by_torch: bool = False) -> tuple[SamplePass, Draw
         return None
     dim = layer.dim_of(samples.draws[layer.name])
     rows = tensor.shape[dim] if tensor.dim() > dim >= 0 else 0
-    return (samples, layer) if dim == SHARED or (rows > 0 and rows % samples.samples == 0) else None
+    if dim == SHARED or (rows > 0 and rows % samples.samples == 0):
+        return samples, layer
+    if tensor.numel() > 0:
+        warnings.warn(
+            f"{layer.name or 'the network'} draws numbers of shape {tuple(tensor.shape)} in a pass over "
+            f"{samples.samples} samples, which torch's generator of this rank makes: another plan has others",
+            stacklevel=2,
+        )
+    return None
 
 
 def _is_left_to_torch(name: str, tensor: Tensor, args: tuple[float | None, ...]) -> bool:
@@ -118,9 +126,11 @@ def _is_left_to_torch(name: str, tensor: Tensor, args: tuple[float | None, ...])
 
 def _place_of_samples(tensor: Tensor, samples: SamplePass, layer: DrawingLayer, number: int) -> tuple[Tensor, int, int]:
     """Returns a view of a tensor with the samples first, how many rows it is, and the first row's sample."""
-    dim = layer.dim_of(number)
+    dim, outer = layer.dim_of(number), layer.outer_of(number)
     if dim == SHARED:
         return tensor, 1, 0
+    if outer > 1:
+        return tensor.unflatten(dim, (outer, samples.samples, -1)).movedim(dim + 1, 0), samples.samples, samples.first
     return tensor.movedim(dim, 0) if dim else tensor, samples.samples, samples.first
 
 

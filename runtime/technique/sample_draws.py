@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from torch.fx.traceback import annotate
 
 from dslc.compiler.ir.program import CutDraw, DrawStep, JobProgram, RankPlace
+from dslc.compiler.ir.steps import OUTSIDE
 from dslc.compiler.trace.private_torch import AnyDropout
 from dslc.compiler.trace.structures import class_name
 from dslc.runtime.data.batches import StepBatch
@@ -70,7 +71,7 @@ def apply(
         return
     replace_kernels(device.type)
     replay_checkpoints()
-    dims = {draw.module: draw.dims for draw in step.dims}
+    dims = {draw.module: draw for draw in step.dims}
     for name, module in model.named_modules():
         kind = class_name(type(module))
         if not isinstance(module, AnyDropout) and kind not in (*step.kinds, *step.shared):
@@ -85,7 +86,8 @@ def apply(
             number=number,
             pieces=pieces,
             shared=kind in step.shared,
-            dims=dims.get(name, ()),
+            dims=dims[name].dims if name in dims else (),
+            outers=dims[name].outers if name in dims else (),
             cuts=_pieces_of(step, name, coordinates, sizes),
         )
         forward: Callable[..., object] = module.forward
@@ -94,6 +96,19 @@ def apply(
         module.forward = DrawingForward(forward, layer)
         LAYERS[name] = layer
         mark_by_sample(module)
+
+
+def outside_layer(step: DrawStep) -> DrawingLayer | None:
+    """Returns the layer of what a user's own step draws outside of modules; None if it draws nothing there."""
+    if OUTSIDE not in (*step.kinds, *step.shared):
+        return None
+    dims = [draw for draw in step.dims if draw.module == OUTSIDE]
+    return DrawingLayer(
+        name=OUTSIDE,
+        shared=OUTSIDE in step.shared,
+        dims=dims[0].dims if dims else (),
+        outers=dims[0].outers if dims else (),
+    )
 
 
 def _pieces_of(
@@ -165,6 +180,7 @@ class SampleDraws:
     def __init__(self, job: JobProgram, place: RankPlace) -> None:
         self._job, self._place = job, place
         self._passes: list[SamplePass] = []
+        self._layer = outside_layer(job.draws) if job.draws is not None else None
 
     def begin(self, batch: StepBatch) -> None:
         """Takes up the batch of a step."""
@@ -184,7 +200,7 @@ class SampleDraws:
     def enter(self, number: int) -> None:
         """Enters the pass over micro-batch `number`, at its first draw."""
         if self._passes:
-            ACTIVE.samples = replace(self._passes[number], draws=Counter())
+            ACTIVE.samples, ACTIVE.layer = replace(self._passes[number], draws=Counter()), self._layer
 
     def leave(self) -> None:
-        ACTIVE.samples = None
+        ACTIVE.samples = ACTIVE.layer = None

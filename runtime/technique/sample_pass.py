@@ -74,7 +74,8 @@ class DrawPiece:
 @dataclass(frozen=True, kw_only=True)
 class DrawingLayer:
     """A module that draws. A rank has piece `number` of `pieces` of the second dim, the sequence; or of some of its
-    draws, by their number in the pass, what `cuts` says. `dims` are as in `DrawDims`; `shared`: of all its draws.
+    draws, by their number in the pass, what `cuts` says. `dims` and `outers` are as in `DrawDims`; `shared`: of all its
+    draws.
     """
 
     name: str
@@ -82,6 +83,7 @@ class DrawingLayer:
     pieces: int = 1
     shared: bool = False
     dims: tuple[int, ...] = ()
+    outers: tuple[int, ...] = ()
     cuts: Mapping[int, DrawPiece] = field(default_factory=dict, compare=False)
 
     def dim_of(self, number: int) -> int:
@@ -89,6 +91,10 @@ class DrawingLayer:
         if self.shared:
             return SHARED
         return self.dims[number] if number < len(self.dims) else 0
+
+    def outer_of(self, number: int) -> int:
+        """Returns how often the samples of a draw follow each other along its dim."""
+        return self.outers[number] if number < len(self.outers) else 1
 
 
 class _Active(threading.local):
@@ -135,6 +141,17 @@ def in_layer(layer: DrawingLayer | None, drawn: int) -> Iterator[None]:
         yield
     finally:
         ACTIVE.layer = before
+
+
+@contextlib.contextmanager
+def by_torch() -> Iterator[None]:
+    """Leaves draws to torch within a pass: those of exchanges and of optimizers."""
+    before = ACTIVE.samples, ACTIVE.layer
+    ACTIVE.samples = ACTIVE.layer = None
+    try:
+        yield
+    finally:
+        ACTIVE.samples, ACTIVE.layer = before
 
 
 def current_pass() -> SamplePass | None:

@@ -32,6 +32,7 @@ NETWORKS = {
     "adapter": ('transformers("./gpt2")', "stdlib(context = 16)"),
     "cut": ('python("own_cut_draws:Network")', "stdlib(context = 16)"),
     "helpers": ('python("own_helper_draws:Network")', "stdlib(context = 16)"),
+    "joined rows": ('python("own_joined_draws:Network")', "stdlib(context = 16)"),
     "mixed": ('python("own_mixed_draws:Network")', "stdlib(context = 16)"),
     "joined": ('python("own_cut_draws:Network", joined = true)', "stdlib(context = 16)"),
     "llama": (
@@ -84,6 +85,9 @@ PLANS = [
     ("helpers", PIPELINE),
     ("helpers", (FOUR, "parallelism.tensor=2", "parallelism.context=2", HOOKED)),
     ("helpers", (TWO, "train.compile=true", "parallelism.microbatches=2", "parallelism.zero=3")),
+    ("joined rows", DATA),
+    ("joined rows", PIPELINE),
+    ("joined rows", (TWO, "train.compile=true", "parallelism.zero=3")),
     ("transformers", DATA),
     ("transformers", PIPELINE),
     ("adapter", DATA),
@@ -110,7 +114,7 @@ def job_of(folder: Path, name: str) -> Path:
     (folder / "gpt2").mkdir(parents=True, exist_ok=True)
     (folder / "gpt2" / "config.json").write_text(GPT2)
     more = ', adapter = lora(4, ["c_attn"], dropout = 0.1)' if name == "adapter" else ""
-    helper = re.search(r"own_(cut_|helper_|mixed_)?draws|$", network).group() or "own_draws"  # type: ignore[union-attr]
+    helper = re.search(r"own_(cut_|helper_|joined_|mixed_)?draws|$", network).group() or "own_draws"  # type: ignore[union-attr]
     return write_job_with_helper(f"{helper}.py", folder, JOB.format(network=network, source=source, more=more))
 
 
@@ -153,6 +157,7 @@ def test_torchs_generators_draw_if_the_job_says_so(launcher: Launcher, folder: P
     assert len({tuple(losses) for losses in (one.losses(), *by_torch)}) == 3
 
 
+@pytest.mark.slow
 def test_a_draw_in_a_hook_of_a_module_that_is_cut_is_warned_of(tmp_path: Path) -> None:
     settings = (TWO, "parallelism.tensor=2", HOOKED)
     for hooked, is_warned in (("act", False), ("up", True)):
@@ -160,6 +165,15 @@ def test_a_draw_in_a_hook_of_a_module_that_is_cut_is_warned_of(tmp_path: Path) -
             0
         ].found
         assert [each.code for each in found if each.code == "W0608"] == ["W0608"] * is_warned
+
+
+@pytest.mark.slow
+def test_rows_in_no_known_order_are_warned_of(tmp_path: Path) -> None:
+    job = str(job_of(tmp_path, "joined rows"))
+    for order, is_warned in (("first", False), ("last", False), ("between", True)):
+        found = check_one(job, [TWO, f"model.network.order={order}"], trace=True)[0].found
+        reasons = [each.label for each in found if each.code == "W0608"]
+        assert ["a pass over a part of a batch" in reason for reason in reasons] == [True] * is_warned
 
 
 def test_compiled_code_draws_by_sample(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
-"""Rules for a step of the user's own: it runs over the data axis, with any `zero`. E0620, E0621, W0620."""
+"""Rules for a step of the user's own: it runs over the data axis, with any `zero`. E0620, E0621, W0620, W0624."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dslc.compiler.ir.network_facts import NetworkFacts
+from dslc.compiler.placement.draws import draws_of_own_step
 from dslc.compiler.placement.layout import Layout
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
@@ -39,6 +41,26 @@ def check_own_step(job: JobSpec) -> Iterator[Diagnostic]:
         "what a step of your own holds and exchanges is not known before it runs: there is no account of its memory",
         job.train.value_span("step"),
         help="`dslc run --profile` measures it",
+    )
+
+
+def check_step_draws(job: JobSpec, layout: Layout | None, draws: NetworkFacts | None) -> Iterator[Diagnostic]:
+    """Warns of a step that draws random numbers which each rank draws for itself."""
+    if draws is None or layout is None or layout.world_size == 1 or draws_of_own_step(job, draws) is not None:
+        return
+    place, reason = draws.uncontrolled_draw or draws.torch_draws, draws.uncontrolled_because
+    if place is None and not reason:
+        return
+    by_torch = job.train.dropout_generator == "torch"
+    yield Diagnostic(
+        "W0624",
+        f"the step draws random numbers{f' ({place.line})' if place is not None and place.line else ''}, which are "
+        f"others on each of {layout.world_size} ranks than in one process",
+        job.train.value_span("step"),
+        label="`train.dropout_generator` is `torch`" if by_torch else reason,
+        help=remedy(set_field("train.dropout_generator", "counter"))
+        if by_torch
+        else "draw them in the data set, whose random numbers follow from the seed and the sample's number",
     )
 
 

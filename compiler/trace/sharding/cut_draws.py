@@ -24,7 +24,7 @@ def cut_draws(records: Iterable[OperationRecord], network: NetworkFacts | None) 
     """Returns the draws of which a rank has a piece, from the run on the whole; None if a piece is not one of each
     sample's numbers.
     """
-    dims = {draw.module: draw.dims for draw in network.draw_dims} if network is not None else {}
+    dims = {draw.module: draw for draw in network.draw_dims} if network is not None else {}
     found, numbers = list[CutDraw](), Counter[str]()
     for record in records:
         weights = _dropped_weights(record)
@@ -35,8 +35,8 @@ def cut_draws(records: Iterable[OperationRecord], network: NetworkFacts | None) 
         numbers[record.layer] += 1
         if share is None:
             continue
-        along = dims.get(record.layer, ())[number : number + 1] or (0,)
-        shape, dim, samples = _of_one_sample(shape, share.dim, along[0])
+        along = dims[record.layer].dims[number : number + 1] if record.layer in dims else ()
+        shape, dim, samples = _of_one_sample(shape, share.dim, (*along, 0)[0])
         if share.outer % samples:
             return None
         cut = CutDraw(

@@ -31,7 +31,7 @@ def inside(training: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def draws(training: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
-    losses: Tensor = training.model.one(torch.randn_like(batch[0])).square().sum(1)
+    losses: Tensor = training.model.one(batch[0][torch.randperm(len(batch[0]))]).square().sum(1)
     training.update(losses, "one")
     return losses
 

@@ -1,0 +1,42 @@
+"""A network of a user's that drops rows of a tensor whose first dim joins positions and samples, in some order."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+WIDTH = 16
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.dropout(self.down(F.gelu(self.up(self.norm(x)))), 0.2, self.training)
+
+
+class Network(nn.Module):
+    """`order` is of (positions, samples): "first" for samples first, "last" and "between" (of the positions)."""
+
+    def __init__(self, order: str = "last") -> None:
+        super().__init__()
+        self.order, self.embed, self.head = order, nn.Embedding(256, WIDTH), nn.Linear(WIDTH, 256)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        samples, positions = x.shape
+        x = F.dropout(self.embed(x), 0.1, self.training)
+        if self.order == "between":
+            x = x.unflatten(1, (positions // 2, 2)).transpose(0, 1)
+        elif self.order == "last":
+            x = x.transpose(0, 1)
+        shape = x.shape
+        x = x.reshape(-1, WIDTH)
+        for block in self.blocks:
+            x = block(x)
+        x = x.view(shape)
+        if self.order != "first":
+            x = x.transpose(0, 1)
+        return self.head(x.reshape(samples, positions, WIDTH))

@@ -1,0 +1,54 @@
+"""What a step of a user's own draws follows from the sample: the curve of one process, on more ranks and sharded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.launcher import Launcher
+from helpers.trained import agree, train_job, write_job_with_helper
+
+from dslc.jobs.check_job import check_one
+
+JOB = """
+model {{ network = python("own_step_draws:{network}"), loss = own() }}
+data  {{ source = python("own_step_draws:Clouds"), batch = 8 }}
+devices {{ cpus = 1 }}
+train {{ steps = 6, step = python("own_step_draws:{step}"), optimizer = sgd(lr = 0.05) }}
+log   {{ every = 1 step }}
+"""
+TWO = "devices.cpus=2"
+
+
+def job_of(folder: Path, step: str) -> Path:
+    network = "Duel" if step == "duel" else "Denoiser"
+    return write_job_with_helper("own_step_draws.py", folder, JOB.format(network=network, step=step))
+
+
+@pytest.mark.parametrize(("step", "zero"), [("diffusion", "0"), ("duel", "3")])
+def test_a_step_draws_what_one_process_draws(launcher: Launcher, tmp_path: Path, step: str, zero: str) -> None:
+    job = job_of(tmp_path, step)
+    assert "W0624" not in codes_of(job)
+    agree(train_job(launcher, job), train_job(launcher, job, TWO, f"parallelism.zero={zero}"))
+
+
+def codes_of(job: Path, *settings: str) -> dict[str, str]:
+    return {
+        each.code: f"{each.message}: {each.label}"
+        for each in check_one(str(job), [TWO, *settings], trace=True)[0].found
+    }
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (
+            "mixup",
+            "own_step_draws.py:70), which are others on each of 2 ranks than in one process: it orders the samples",
+        ),
+        pytest.param("halves", "is of a part of 2 samples", marks=pytest.mark.slow),
+        ("by_numpy", "it draws from numpy's random numbers"),
+    ],
+)
+def test_draws_that_nothing_controls_are_warned_of_with_their_line(tmp_path: Path, step: str, text: str) -> None:
+    assert text in codes_of(job_of(tmp_path, step))["W0624"]
