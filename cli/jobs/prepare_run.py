@@ -28,6 +28,7 @@ from dslc.jobs.launcher_environment import counts_there, world_for
 from dslc.jobs.preflight import check_needs
 from dslc.jobs.worst_batch import check_worst_batches
 from dslc.loggers.start import feed_loggers
+from dslc.probe.child import import_while_children_work
 from dslc.runs.plan_file_output import file_of
 from dslc.runs.run_folder import claim_folder
 from dslc.runtime.launchers.world import World
@@ -69,6 +70,16 @@ class LaunchContext:
 
 
 ALONE = LaunchContext()
+# What a launch imports after the trials of a user's code, in pieces of at most 0.1 s.
+_OF_LAUNCH = (
+    "torch.distributed.elastic.agent.server.api",
+    "torch.distributed.elastic.agent.server.local_elastic_agent",
+    "dslc.runtime.loop.evaluate",
+    "dslc.runtime.step.assemble",
+    "dslc.runtime.checkpoint.checkpoint",
+    "dslc.runtime.train",
+    "dslc.runtime.launch",
+)
 MOST_TRACED = 16  # ranks that a trace records: each is some MiB, and a browser opens the file
 
 
@@ -83,6 +94,7 @@ def prepare(
     """Compiles a job for this machine; returns None with the reasons in the report, where warnings that block a run are
     errors. `profile`: the run records its memory and its collectives; `trace`: the times of some steps.
     """
+    import_while_children_work(*_OF_LAUNCH)
     counts = inspect_for_run(loaded, report, run=True)
     elastic = loaded.job is not None and isinstance(loaded.job.devices.nodes, Range)
     if loaded.job is not None and elastic and counts and around.environ is not None:

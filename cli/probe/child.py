@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
+import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
@@ -49,6 +51,8 @@ class TrialObserver(Protocol):
 
 
 _watches: list[TrialObserver] = []
+_to_import: list[str] = []
+_LONG = 0.1  # seconds: children that end sooner are not worth an import
 
 
 @contextlib.contextmanager
@@ -70,6 +74,28 @@ def import_torch_for_children() -> None:
         import dslc.runtime.data.sources.open_sources
         import dslc.runtime.loop.stateful_metrics
         import dslc.runtime.model.losses  # noqa: F401
+
+
+def import_while_children_work(*modules: str) -> None:
+    """Has this process import modules, in this order, while it would only wait for a child. It imports them later
+    anyway.
+    """
+    _to_import.extend(name for name in modules if name not in sys.modules and name not in _to_import)
+
+
+def _wait_for(child: int) -> None:
+    """Waits until a child has ended. While a long one works, this process imports what it needs later."""
+    if _to_import and hasattr(os, "pidfd_open"):
+        end = os.pidfd_open(child)
+        try:
+            wait = _LONG
+            while _to_import and not select.select([end], [], [], wait)[0]:
+                with contextlib.suppress(ImportError, OSError):  # which the launch meets again
+                    importlib.import_module(_to_import.pop(0))
+                wait = 0.0
+        finally:
+            os.close(end)
+    os.waitpid(child, 0)
 
 
 def in_child(work: Callable[[], object]) -> ChildAnswer:
@@ -95,7 +121,7 @@ def in_child(work: Callable[[], object]) -> ChildAnswer:
         child = os.fork()
         if child == 0:
             supervise(lambda: _answer(work, file), tell)
-        os.waitpid(child, 0)
+        _wait_for(child)
         file.seek(0)
         answers = [json.loads(line) for line in file]
     answer: ChildAnswer = answers[0]
