@@ -11,12 +11,14 @@ from dataclasses import replace
 from math import prod
 
 from dslc.compiler.graph.plan_graph import PlanGraph
+from dslc.compiler.graph.proofs.view import experts_with_balance_loss, experts_with_capacity
 from dslc.compiler.graph.stored import plan_hash
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir import records
 from dslc.compiler.ir.actions import ForwardAhead
 from dslc.compiler.ir.number_text import byte_text
 from dslc.compiler.ir.plan import AxisNode, PlanView, RankNode, StageNode, TopologyNode
+from dslc.compiler.ir.tensor_styles import EXPERT_STYLES
 from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.placement.axes import AXES, crosses_nodes
 from dslc.compiler.placement.sharding import DTYPES
@@ -231,7 +233,7 @@ def _training(plan: PlanGraph) -> records.TrainingNode:
         precision=precision_text(plan.one(p.PrecisionStep)),
         clip=training.clip,
         clip_value=training.clip_value,
-        compiled=_compiled(training, plan.one(p.LossStep)),
+        compiled=_compiled(plan, training),
         chunked=_chunked(plan.one(p.LossStep)),
         recomputed=_recomputed(plan.one(p.RecomputeStep)),
         seed=training.seed,
@@ -263,11 +265,22 @@ def _spike_text(spike: p.SpikeStep | None) -> str:
     return f"{words[spike.action]}; {spike.deviations:g} deviations above the mean of {spike.window} losses"
 
 
-def _compiled(training: p.Training, loss: p.LossStep) -> str:
+def _compiled(plan: PlanGraph, training: p.Training) -> str:
     if not training.compiled:
         return ""
     network = "the network" if training.compiled == ("",) else plural(len(training.compiled), "block")
-    return f"{network} and the loss" if loss.compiled else network
+    loss = "the loss" if plan.one(p.LossStep).compiled else ""
+    if _has_uncompiled_experts(plan):
+        return ", and ".join(filter(None, (f"{network} without mixtures of experts", loss)))
+    return " and ".join(filter(None, (network, loss)))
+
+
+def _has_uncompiled_experts(plan: PlanGraph) -> bool:
+    """True if ranks exchange rows or tokens within mixtures of experts, or these depend on the global batch."""
+    tensor = plan.find(p.TensorParallelStep)
+    is_cut = tensor is not None and any(style in EXPERT_STYLES for _, style in tensor.styles)
+    counts = next(experts_with_balance_loss(plan), None) or next(experts_with_capacity(plan), None)
+    return is_cut or counts is not None or plan.find(p.ExpertParallelStep) is not None
 
 
 def _chunked(loss: p.LossStep) -> str:

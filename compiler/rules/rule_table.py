@@ -31,7 +31,6 @@ from dslc.compiler.rules.model.experts import (
     check_balance_loss,
     check_blocks_of_experts,
     check_capacity,
-    check_compiled_experts,
     check_routers,
 )
 from dslc.compiler.rules.model.float8 import check_float8
@@ -127,7 +126,6 @@ JOB: Rules = (
     (lambda k: check_balance(k.job), ()),
     (lambda k: check_balance_loss(k.job, k.layout, k.workload), ()),
     (lambda k: check_capacity(k.job, k.layout), ()),
-    (lambda k: check_compiled_experts(k.job), ()),
     (lambda k: check_blocks_of_experts(k.job), ()),
     (lambda k: check_routers(k.job), ()),
     (lambda k: check_checkpoints(k.job), ()),

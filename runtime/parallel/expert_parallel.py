@@ -37,14 +37,15 @@ from dslc.compiler.ir.program import JobProgram
 from dslc.compiler.ir.tensor_styles import CUT_OF_EXPERTS, EXPERT_STYLES, TensorStyle
 from dslc.compiler.trace.private_torch import fully_shard_over, own_parameters
 from dslc.runtime.model.experts.adapted_experts import innermost
-from dslc.runtime.model.experts.expert_modules import Experts as OwnExperts
 from dslc.runtime.model.experts.expert_modules import (
+    IS_COMPILABLE,
     MixtureOfExperts,
     WidthExchange,
     cast_for_product,
     restore_rows,
     results_of_pairs,
 )
+from dslc.runtime.model.experts.expert_modules import Experts as OwnExperts
 from dslc.runtime.model.experts.library_experts import count_rows, sorted_results, weighted_sum
 from dslc.runtime.parallel.mesh import EXPERT, Mesh, mesh_of
 
@@ -108,6 +109,7 @@ def _share_library_experts(job: JobProgram, model: nn.Module) -> None:
         send = functools.partial(dispatch, work, group=group, record=record)
         experts.forward = functools.partial(_library_forward, count, send)
         setattr(experts, ROW_RECORD, record)
+        setattr(experts, IS_COMPILABLE, False)
 
 
 def _library_forward(experts: int, send: Experts, tokens: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:

@@ -13,6 +13,9 @@ operation, as uncompiled code does, in the pass over the micro-batch in which th
 `dslc::begin_draws`, notes that pass, so that the backward pass may draw again. Neither step nor sample are in the
 graph: nothing is compiled anew for them. The names of layers are: equal blocks that draw are compiled one by one.
 
+Mixtures of experts whose ranks exchange rows or tokens, or whose gradient depends on the global batch, run as they are,
+and what is around them in their block is compiled.
+
 Limits: code that torch cannot compile runs as it is, between compiled parts; but not in what is recomputed and draws by
 sample, where torch ends the training. A second batch size (the last of an epoch, evaluation) is compiled once more, for
 any size; on the tensor axis each size is compiled, as torch (2.13) has no dynamic sizes for DTensors. A chance that is
@@ -41,6 +44,7 @@ from dslc.compiler.trace.private_torch import (
     has_cpp_compiler,
     has_triton,
 )
+from dslc.runtime.model.experts.expert_modules import IS_COMPILABLE
 from dslc.runtime.technique.sample_pass import (
     ACTIVE,
     LAYER,
@@ -83,6 +87,9 @@ def apply(
         _draw_operators()
         # In what is recomputed a layer may say that it runs; the second pass has the layer's name in the graph.
         limits.skip_fwd_side_effects_in_bwd_under_checkpoint = True
+    for module in model.modules():
+        if not getattr(module, IS_COMPILABLE, True):
+            module.forward = torch.compiler.disable(module.forward)
     for name in modules:
         module = model.get_submodule(name)
         module.forward = torch.compile(

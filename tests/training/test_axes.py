@@ -197,6 +197,7 @@ MORE: list[Choice] = [
     {"ranks": "4", "pipeline": "2", "network": "experts", "microbatches": "4", "schedule": "zero_bubble"},
     {"ranks": "2", "network": "experts", "optimizer": ADAMW},
     {"ranks": "2", "network": "experts", "compile": "true", "zero": "3", "recompute": "full"},
+    {"ranks": "2", "tensor": "2", "network": "experts", "compile": "true", "recompute": "full"},
     {"ranks": "2", "tensor": "2", "network": "experts", "recompute": "full", "freeze": '["*.gate.*", "*norm*"]'},
     {"ranks": "4", "tensor": "2", "network": "experts", "zero": "2", "sequence": "false", "recompute": "selective"},
     {"ranks": "4", "tensor": "4", "network": "experts", "precision": "bf16(level = O2)", "microbatches": "2"},

@@ -31,6 +31,7 @@ PLANS: dict[str, tuple[str, ...]] = {
         "parallelism.schedule=looped_bfs",
         "parallelism.zero=2",
     ),
+    "compiled": (*TWO, *EXPERTS, *MICRO, "train.compile=true"),
     "tensor axis": (*FOUR, *EXPERTS, *MICRO, "parallelism.tensor=2", "parallelism.zero=2"),
     "context axis": (*FOUR, *EXPERTS, *MICRO, "parallelism.context=2", "parallelism.zero=3"),
 }

@@ -28,6 +28,8 @@ PLANS: dict[str, tuple[str, ...]] = {
     "pipeline": (*FOUR, "parallelism.pipeline=2", "parallelism.microbatches=2", "parallelism.zero=2"),
     "context": (*FOUR, "parallelism.context=2"),
     "context, zero 3": (*FOUR, "parallelism.context=2", "parallelism.zero=3", "memory.recompute=full"),
+    "compiled": (*TWO, "train.compile=true"),
+    "compiled, zero 3": (*FOUR, "train.compile=true", "parallelism.zero=3", "memory.recompute=full"),
     "tensor": (*FOUR, "parallelism.tensor=2"),
     "tensor, zero 3": (*FOUR, "parallelism.tensor=2", "parallelism.zero=3", "memory.recompute=full"),
 }

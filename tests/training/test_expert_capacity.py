@@ -19,6 +19,7 @@ FOUR = ("devices.cpus=4", "parallelism.expert=2")
 PLANS: dict[str, tuple[str, ...]] = {
     "two ranks": TWO,
     "zero 3 over experts, recomputed": (*FOUR, "parallelism.zero=3", "memory.recompute=full"),
+    "compiled": (*TWO, "train.compile=true"),
     "tensor axis": (*FOUR, "parallelism.tensor=2"),
 }
 

@@ -51,6 +51,7 @@ PLANS = {
     "pipeline": ("mixtral", (*FOUR, "parallelism.pipeline=2", "parallelism.microbatches=2")),
     "qwen3_moe, zero 2": ("qwen3_moe", (*FOUR, "parallelism.zero=2", "parallelism.microbatches=2")),
     "olmoe": ("olmoe", TWO),
+    "compiled": ("mixtral", (*TWO, "train.compile=true")),
 }
 
 

@@ -1,4 +1,4 @@
-"""Rules for experts: their balance, the compiler beside them, the blocks that they leave dense, and routers that learn
+"""Rules for experts: their balance, their capacity, the blocks that they leave dense, and routers that learn
 nothing. E0231 to E0236, W0237, W0238.
 """
 
@@ -105,32 +105,6 @@ def _excluded_from_capacity(job: JobSpec, layout: Layout | None) -> Iterator[tup
         yield reason, parallelism.value_span("gradients"), remedy(remove_field("parallelism.gradients"))
     if train.step is not None:
         yield "a step of your own runs the passes", train.value_span("step"), remedy(remove_field("train.step"))
-    if train.compile:
-        reason = "torch's compiler does not trace rows whose number depends on the routing"
-        yield reason, train.value_span("compile"), remedy(remove_field("train.compile"))
-
-
-def check_compiled_experts(job: JobSpec) -> Iterator[Diagnostic]:
-    """Reports `compile` beside experts that a tensor axis cuts, or whose balance loss is set between two passes."""
-    mixture = next(mixtures(job), None)
-    if mixture is None or not job.train.compile:
-        return
-    reasons: list[tuple[str, Note]] = []
-    if job.parallelism.tensor > 1:
-        note = Note("the tensor axis", job.parallelism.value_span("tensor"))
-        reasons.append(("what ranks of a tensor axis exchange within experts", note))
-    balanced = next((each for each in mixtures(job) if isinstance(each.balance, BalanceLoss)), None)
-    if balanced is not None:
-        note = Note("the balance loss", balanced.value_span("balance"))
-        reasons.append(("a balance loss, whose gradient is set between two passes", note))
-    for reason, note in reasons:
-        yield Diagnostic(
-            "E0234",
-            f"torch's compiler does not trace {reason}",
-            job.train.value_span("compile"),
-            notes=(Note("the experts", mixture.span), note),
-            help=remedy(set_field("train.compile", "false")),
-        )
 
 
 def check_blocks_of_experts(job: JobSpec) -> Iterator[Diagnostic]:

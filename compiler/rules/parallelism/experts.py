@@ -118,14 +118,11 @@ def _experts(model: ModelGraph | None) -> list[ParameterNode]:
 
 def _excluded(job: JobSpec, layout: Layout) -> Iterator[tuple[str, Span | None, Help]]:
     """Yields what excludes an expert axis with the reason, its place, and what to do."""
-    parallelism, train = job.parallelism, job.train
+    parallelism = job.parallelism
     if not isinstance(parallelism.gradients, Allreduce):
         exact = set_field("parallelism.gradients", "allreduce()", "`allreduce()`")
         reason = f"`{parallelism.gradients.word}`: other ranks sum the gradients of experts"
         yield reason, parallelism.value_span("gradients"), remedy(exact)
-    if train.compile:
-        reason = "`compile`: the sizes of what ranks exchange depend on numbers"
-        yield reason, train.value_span("compile"), remedy(remove_field("train.compile"))
     if layout.device == "cuda" and "parameters" in job.memory.offload:
         reason = "parameters in the host's memory"
         yield reason, job.memory.value_span("offload"), remedy(remove_field("memory.offload"))

@@ -152,6 +152,7 @@ class Experts(nn.Module):
         return f"experts={experts}, width={width}, hidden={hidden}"
 
 
+IS_COMPILABLE = "is_compilable"  # the attribute of a module that says whether torch's compiler traces its passes
 SortedWork = Callable[[Tensor, Tensor], Tensor]  # rows sorted by expert, and the rows of each expert: the results
 Dispatch = Callable[[Experts, Tensor, Tensor], Tensor]
 
@@ -207,6 +208,12 @@ class MixtureOfExperts(nn.Module):
         self.exchange = WidthExchange()
         for part in ("gate", "experts", "shared_experts"):
             self.register_module(part, None)  # fixes their order, and so that of the parameters
+
+    @property
+    def is_compilable(self) -> bool:
+        """True if torch's compiler traces its passes: nothing is exchanged in them, or depends on the global batch."""
+        is_local = self.dispatch is dispatch_locally and type(self.exchange) is WidthExchange
+        return is_local and self.gate.probability_sum is None and self.gate.capacity is None
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.exchange.gather_tokens(x)

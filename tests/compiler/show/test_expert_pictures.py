@@ -82,3 +82,13 @@ def test_passes_wait_for_rows_not_the_update(plan: Callable[..., PlanView]) -> N
     assert re.search(r"expert +2 +1 +within a node +\S+ KiB +rows of tokens within layers", text)
     assert re.search(r"all_to_all +expert +rows for experts", text)
     assert re.search(r"all_reduce +data same experts 2 +gradients", text)
+
+
+def test_the_plan_says_what_is_compiled_beside_experts(plan: Callable[..., PlanView]) -> None:
+    compiled_blocks = {
+        experts: plan("train.compile=true", f"parallelism.expert={experts}").training.compiled for experts in (1, 2)
+    }
+    assert compiled_blocks == {
+        1: "1 block and the loss",
+        2: "1 block without mixtures of experts, and the loss",
+    }
