@@ -1,4 +1,6 @@
-"""The command where the streams it writes to are closed, full or of another encoding, and where Ctrl-C comes early."""
+"""The command where the streams it writes to are closed, full or of another encoding, and where Ctrl-C comes early;
+and how it ends.
+"""
 
 from __future__ import annotations
 
@@ -78,3 +80,11 @@ def test_a_run_on_a_full_disk_has_its_own_exit_status(tmp_path: Path) -> None:
         status, said = dslc("", "run", str(JOB), "--out", str(disk / "run"))
     assert (status, "Traceback" in said) == (3, False), said
     assert "no space left on device" in said and str(disk / "run") in said
+
+
+def test_a_command_ends_without_a_search_for_cycles() -> None:
+    frozen = (
+        "import atexit, gc; atexit.register(lambda: print('frozen', gc.get_freeze_count() > 10_000)); "  # runs last
+    )
+    done = subprocess.run([sys.executable, "-c", frozen + COMMAND, "check", str(JOB)], capture_output=True, check=True)
+    assert done.stdout.decode().endswith("frozen True\n")

@@ -48,9 +48,17 @@ class Squares:
         return torch.full((2,), float(index)), self.square(index)
 
 
+class SamplesOfArrays(FetchedSamples):
+    """Refuses indices in shared memory, which tensors are that come to a worker, and arrays are not."""
+
+    def batch(self, indices: torch.Tensor, epoch: int = 0) -> Any:
+        assert not indices.is_shared()
+        return super().batch(indices, epoch)
+
+
 def splits(*, fetched: bool, broken: int = -1, ending: type[BaseException] = ZeroDivisionError) -> Splits:
     numbers, squares = torch.arange(63), Squares(63, broken, ending)
-    whole = FetchedSamples(squares, "") if fetched else TensorSamples(numbers.float()[:, None], numbers**2)
+    whole = SamplesOfArrays(squares, "") if fetched else TensorSamples(numbers.float()[:, None], numbers**2)
     return Splits(Part(whole, start=0, length=53), Part(whole, start=53, length=10, split="validation"))
 
 
