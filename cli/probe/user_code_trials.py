@@ -53,6 +53,7 @@ def try_loss(trial: Trial) -> Findings[Trial | None]:
 
     def use(function: Callable[..., UserValue]) -> tuple[bool, bool] | dict[str, object]:
         from dslc.compiler.trace.devices import cpu_tensor_of_loss, named_gpus
+        from dslc.compiler.trace.draws import line_of_draw
         from dslc.runtime.model.loss_state import LossStateError, try_state
         from dslc.runtime.model.losses import as_rank_0, mixes_samples, try_out
 
@@ -68,6 +69,9 @@ def try_loss(trial: Trial) -> Findings[Trial | None]:
             except LossStateError as error:
                 return {"names": error.names, "moves": error.moves}
             counts = bool(sum(try_out(step, *batch) for batch in batches))  # each of them is tried
+            line = line_of_draw(lambda: try_out(step, *batches[-1]))
+            if line is not None:
+                return {"counts": counts, "draws": line}
             if pieces == 1 or call.over is not None:
                 return counts, False
             counted_step = replace(step, counts="own") if counts else step
@@ -89,6 +93,10 @@ def try_loss(trial: Trial) -> Findings[Trial | None]:
             help="`.to(output.device)` for a tensor that is kept; `device = output.device` for one that the loss makes",
         )
         return None
+    if isinstance(answer, dict) and "draws" in answer:
+        if ranks > 1 or pieces > 1:
+            yield _loss_draws(job, answer["draws"], ranks)
+        answer = answer["counts"], False
     if isinstance(answer, dict):
         yield _loss_state(call, answer["names"], answer["moves"])
         return None
@@ -105,6 +113,18 @@ def try_loss(trial: Trial) -> Findings[Trial | None]:
             ),
         )
     return trial.with_facts(source=replace(trial.source, loss_counts=True)) if counts else None
+
+
+def _loss_draws(job: JobSpec, line: str, ranks: int) -> Diagnostic:
+    """Returns the diagnostic of a loss that draws random numbers, which no layer has."""
+    where = "on each rank" if ranks > 1 else "for each micro-batch than for a whole batch"
+    return Diagnostic(
+        "W0608",
+        f"the loss draws random numbers{f' ({line})' if line else ''}, different ones {where}: training agrees with "
+        "one process in distribution only",
+        job.model.value_span("loss"),
+        help="draw them in the network's `forward`, or in the data set, where they follow from the sample",
+    )
 
 
 def _loss_state(call: PythonLoss, names: Sequence[str], moves: bool) -> Diagnostic:

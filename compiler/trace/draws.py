@@ -11,6 +11,7 @@ positions, width), until a trial tells otherwise (runtime/step/draw_layout.py).
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import FrameType
@@ -21,8 +22,8 @@ from torch import Tensor, nn
 
 from dslc.compiler.ir.network_facts import CodePlace
 from dslc.compiler.ir.steps import OUTSIDE, SHARED, WIDEST_RANGE, DrawDims
-from dslc.compiler.trace.code_place import line_at, names_of
-from dslc.compiler.trace.private_torch import Arguments, Operator, Options
+from dslc.compiler.trace.code_place import HostDraws, line_at, names_of
+from dslc.compiler.trace.private_torch import Arguments, OperationMode, Operator, Options
 from dslc.compiler.trace.run import tensors_of
 from dslc.compiler.trace.structures import class_name
 
@@ -120,6 +121,27 @@ def draw_at(
         kind=OUTSIDE if outside else class_name(type(module)),
         fault=_fault(name, args, named, dtype) if running or is_step else "it draws outside of the network's `forward`",
     )
+
+
+def line_of_draw(run: Callable[[], object]) -> str | None:
+    """Returns the line at which a user's function first draws random numbers, of torch, Python or numpy; "" for an
+    unknown line, None if it draws none.
+    """
+    lines: list[str] = []
+
+    def run_operation(func: Operator, args: Arguments, kwargs: Options) -> object:
+        if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func):
+            lines.append(line_at(sys._getframe(1)))
+        return func(*args, **kwargs)
+
+    host_draws = HostDraws(nn.Identity())
+    with host_draws.watch(), OperationMode(run_operation):
+        run()
+    if lines or not host_draws.source:
+        return lines[0] if lines else None
+    with host_draws.line_of() as places:
+        run()
+    return places[0].line if places else ""
 
 
 def _fault(name: str, args: Arguments, named: Options, dtype: torch.dtype | None) -> str:
