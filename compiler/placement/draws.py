@@ -1,9 +1,8 @@
 """Decides whether the random numbers of forward passes follow from the sample, so that no plan changes them.
 
-They do, unless the job keeps torch's generators (`train.dropout_generator = torch`). Some
-compiled code draws by torch's generators too: for the tensor axis of GPUs, and of a user's network that has no blocks
-in a pipeline. Of a network that a function makes tracing says which classes of modules draw, and whether
-one draws what the runtime cannot give by sample.
+They do, unless the job keeps torch's generators (`train.dropout_generator = torch`). Compiled code for the tensor axis
+of GPUs draws by torch's generators too. Of a network that a function makes tracing says which classes of modules draw,
+and whether one draws what the runtime cannot give by sample; so does a trial of a user's own step.
 """
 
 from __future__ import annotations
@@ -55,9 +54,6 @@ def torch_draws_because(job: JobSpec, layout: Layout, model: ModelGraph) -> str:
         return "`train.dropout_generator` is `torch`"
     if train.compile and layout.device == "cuda" and layout.sizes["tensor"] > 1:
         return "compiled code on the tensor axis of GPUs draws by a generator of DTensor's (`train.compile`)"
-    in_stages = layout.sizes["pipeline"] > 1 and not any(layer.recomputable for layer in model.layers)
-    if train.compile and in_stages and _network_facts(model) is not None:
-        return "a network of your own without blocks is compiled by stages, which cut its modules (`train.compile`)"
     return ""
 
 

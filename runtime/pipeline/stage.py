@@ -19,6 +19,7 @@ from dslc.compiler.trace.structures import Structure
 from dslc.runtime.model.meta_model import Spot
 from dslc.runtime.pipeline.recording import Call, ModuleTensor, filled, tensors_of
 from dslc.runtime.technique import sample_pass
+from dslc.runtime.technique.sample_pass import DrawingLayer
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
@@ -98,6 +99,13 @@ class CapturedStage(nn.Module):
         self._named, self._places, self._codes = dict(layers), dict(part.places), dict(part.codes)
         self._whole = [full_module]  # in a list, so that it is no submodule of the stage
         self._sent = [getattr(torch, dtype) for _, dtype in step.outputs]
+        self._first_draws = {mode: first_draws(code.calls) for mode, code in part.codes.items()}
+        if any(self._first_draws.values()):
+            sample_pass.mark_by_sample(self)
+            # Outside of `forward`, which may be compiled.
+            self.register_forward_pre_hook(
+                lambda stage, _: sample_pass.begin_at(self._first_draws[self._whole[0].training])
+            )
 
     def forward(self, *inputs: Tensor, input: tuple[Tensor, ...] = ()) -> Tensor | tuple[Tensor, ...]:
         code = self._codes[self._whole[0].training]
@@ -149,6 +157,15 @@ class CapturedStage(nn.Module):
             f"{call.where}: {len(results)} tensors, and there were {len(call.gives)}"
         )
         values.update(zip(call.gives, results, strict=True))
+
+
+def first_draws(calls: Iterable[Call]) -> dict[DrawingLayer, int]:
+    """Returns the number of each layer's first draw in some calls."""
+    numbers: dict[DrawingLayer, int] = {}
+    for call in calls:
+        if call.drawing is not None:
+            numbers.setdefault(call.drawing, call.drawn)
+    return numbers
 
 
 def _ready(tensor: Tensor, dtype: torch.dtype, is_used: bool = False) -> Tensor:

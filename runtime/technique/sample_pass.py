@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.fx.traceback import annotate
 from torch.utils import checkpoint
 
 from dslc.compiler.ir.steps import SHARED
@@ -130,9 +131,20 @@ def current_layer() -> DrawingLayer | None:
     return ACTIVE.layer
 
 
+def begin_at(numbers: Mapping[DrawingLayer, int]) -> None:
+    """Begins the draws of layers at these numbers: an earlier stage has drawn the numbers before."""
+    if ACTIVE.samples is not None:
+        for layer, number in numbers.items():
+            ACTIVE.samples.draws[layer.name] = number
+
+
 @contextlib.contextmanager
 def in_layer(layer: DrawingLayer | None, drawn: int) -> Iterator[None]:
     """Runs code of a module that draws by sample outside of its forward pass, after earlier draws of the module."""
+    if layer is not None and torch.compiler.is_compiling():
+        with annotate({LAYER: layer.name}):
+            yield
+        return
     before = ACTIVE.layer
     ACTIVE.layer = layer
     if layer is not None and ACTIVE.samples is not None:

@@ -33,6 +33,7 @@ NETWORKS = {
     "cut": ('python("own_cut_draws:Network")', "stdlib(context = 16)"),
     "helpers": ('python("own_helper_draws:Network")', "stdlib(context = 16)"),
     "joined rows": ('python("own_joined_draws:Network")', "stdlib(context = 16)"),
+    "flat": ('python("own_flat_draws:Network")', "digits()"),
     "mixed": ('python("own_mixed_draws:Network")', "stdlib(context = 16)"),
     "joined": ('python("own_cut_draws:Network", joined = true)', "stdlib(context = 16)"),
     "llama": (
@@ -85,6 +86,8 @@ PLANS = [
     ("helpers", PIPELINE),
     ("helpers", (FOUR, "parallelism.tensor=2", "parallelism.context=2", HOOKED)),
     ("helpers", (TWO, "train.compile=true", "parallelism.microbatches=2", "parallelism.zero=3")),
+    ("flat", (TWO, "parallelism.pipeline=2", "parallelism.microbatches=2")),
+    ("flat", (TWO, "train.compile=true", "parallelism.pipeline=2", "parallelism.microbatches=2")),
     ("joined rows", DATA),
     ("joined rows", PIPELINE),
     ("joined rows", (TWO, "train.compile=true", "parallelism.zero=3")),
@@ -114,7 +117,7 @@ def job_of(folder: Path, name: str) -> Path:
     (folder / "gpt2").mkdir(parents=True, exist_ok=True)
     (folder / "gpt2" / "config.json").write_text(GPT2)
     more = ', adapter = lora(4, ["c_attn"], dropout = 0.1)' if name == "adapter" else ""
-    helper = re.search(r"own_(cut_|helper_|joined_|mixed_)?draws|$", network).group() or "own_draws"  # type: ignore[union-attr]
+    helper = re.search(r"own_(cut_|flat_|helper_|joined_|mixed_)?draws|$", network).group() or "own_draws"  # type: ignore[union-attr]
     return write_job_with_helper(f"{helper}.py", folder, JOB.format(network=network, source=source, more=more))
 
 

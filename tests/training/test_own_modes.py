@@ -69,9 +69,3 @@ def test_its_noise_is_warned_of_where_ranks_draw_for_themselves(job: Path, gener
     assert prepare(load(str(job), [EVAL, *TWO, f"train.dropout_generator={generator}"]), report) is not None
     assert ("W0608" in [each.code for each in report.found]) == (generator == "torch")
     assert ready(job, EVAL, *TWO).program.sync_batch_norm
-
-
-def test_compiled_stages_without_blocks_are_warned_of(job: Path) -> None:
-    report = Report()
-    assert prepare(load(str(job), [EVAL, *STAGES, "train.compile=true"]), report) is not None
-    assert ["compiled by stages" in item.label for item in report.found if item.code == "W0608"] == [True]
