@@ -20,13 +20,11 @@ from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.facts import SourceFacts, TensorEntry
 from dslc.compiler.ir.module_facts import ModelFacts, SeamFacts
 from dslc.compiler.ir.network_facts import NetworkFacts
-from dslc.compiler.ir.parameter_names import targets_stack
 from dslc.compiler.ir.program import TensorParallelStep, TransformersStep
 from dslc.compiler.ir.tensors import Quantization, QuantizedWeight, TensorFact
 from dslc.compiler.model.opaque import opaque
 from dslc.compiler.placement.sharding import low_copy, low_precision, splits_backward, units
-from dslc.compiler.rules.model.adapters import targets_any
-from dslc.compiler.rules.model.name_patterns import unmatched_patterns
+from dslc.compiler.rules.model.adapters import unmatched_targets
 from dslc.dsl.diagnostics import Diagnostic, Findings, Report, judge, recorded
 from dslc.dsl.language.calls import Fp8, NetworkLoss, parts_of
 from dslc.dsl.language.job import JobSpec
@@ -530,16 +528,7 @@ def _faults(job: JobSpec, answer: Json) -> Iterator[Diagnostic]:
             "E0727", answer[_FAULT], adapter.value_span(answer["argument"]), help=_REMEDIES[answer["argument"]]
         )
         return
-    ends = [".".join(name.split(".")[-2:]) for name in stacks] + [name.rpartition(".")[2] for name in dense]
-    yield from unmatched_patterns(
-        "0727",
-        "`model.adapter.targets`: no dense layer or stack of experts is called @",
-        adapter.value_span("targets"),
-        adapter.targets,
-        [*dict.fromkeys(ends), *dense, *stacks],
-        what="its dense layers and stacks" if stacks else "its dense layers",
-        is_of=lambda pattern, _: targets_any(pattern, dense) or any(targets_stack([pattern], name) for name in stacks),
-    )
+    yield from unmatched_targets(adapter, dense, stacks)
 
 
 _REMEDIES = {

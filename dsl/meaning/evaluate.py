@@ -83,6 +83,8 @@ class Evaluator:
         help = help or rewrite(inner, kind)
         if not help and isinstance(kind, registry.CallOf):
             help = f"there is {listed(words_in(kind), 12)}"
+        if not help and (says := suggest.meaning(path)):
+            help = f"`{path}` means: {says}"
         if '"' in help and expr.span.source.name.startswith("<"):  # a shell removes quotes
             help = f"write `--set '{path}={help.split('`')[1]}'`"
         return self.fail("E0121", f"`{path}` takes {describe(kind)}, not {form(expr)}", expr.span, help=help)
@@ -404,6 +406,8 @@ class Evaluator:
             help = remedy(remove_at(expr.span), " for none")
         if not help and (says := suggest.meaning(path)):
             help = f"`{path}` means: {says}"
+        if not help and kind.min is not None and number < kind.min and isinstance(kind, registry.Int):
+            help = remedy(write_instead(expr.span, units.number(kind.min)), ", the least")
         must = limits(kind).strip().removeprefix("of ")
         return self.fail("E0125", f"`{path}` is {shown}, and must be {must}", expr.span, help=help)
 

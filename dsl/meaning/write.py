@@ -23,11 +23,12 @@ from dslc.dsl.language.job import JobSpec, with_calls
 from dslc.dsl.language.layers import TransformersNetwork
 from dslc.dsl.meaning.describe import value as plain
 from dslc.dsl.meaning.resolve import PROMISES
+from dslc.dsl.syntax.mistakes import OTHER_LITERALS
 from dslc.dsl.words import quoted
 
 T = TypeVar("T")
 
-_WORDS = frozenset({"true", "false", "none", "param", "import"})
+_WORDS = frozenset({"true", "false", "none", "param", "import", *OTHER_LITERALS})  # no names without quotes
 _PLAIN = frozenset({"metric", "lr_schedule", "precision"})  # these read better without empty parentheses
 
 

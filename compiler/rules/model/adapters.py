@@ -65,16 +65,7 @@ def _check_layers(job: JobSpec, adapter: Lora, root: ModuleStep, layout: Layout 
     adapted = [name for name in dense if modules[name].kind == ".AdaptedLinear"]
     adapted_stacks = [name for name in stacks if targets_stack(adapter.targets, name)]
     if not adapted and not adapted_stacks:
-        ends = [".".join(name.split(".")[-2:]) for name in stacks] + [name.rpartition(".")[2] for name in dense]
-        yield from unmatched_patterns(
-            "0727",
-            "`model.adapter.targets`: no dense layer or stack of experts is called @",
-            adapter.value_span("targets"),
-            adapter.targets,
-            [*dict.fromkeys(ends), *dense, *stacks],
-            what="its dense layers and stacks" if stacks else "its dense layers",
-            is_of=lambda pattern, _: False,
-        )
+        yield from unmatched_targets(adapter, dense, stacks)
         return
     yield from _check_saved_targets(adapter, [*adapted, *adapted_stacks])
     if adapted_stacks and adapter.dropout:
@@ -122,6 +113,20 @@ def _modules(step: ModuleStep, path: str = "") -> Iterator[tuple[str, ModuleStep
         yield name, child
         if child.kind != ".AdaptedLinear":
             yield from _modules(child, name)
+
+
+def unmatched_targets(adapter: Lora, dense: Sequence[str], stacks: Sequence[str]) -> Iterator[Diagnostic]:
+    """Reports patterns of targets that no dense layer and no stack of experts matches."""
+    ends = [".".join(name.split(".")[-2:]) for name in stacks] + [name.rpartition(".")[2] for name in dense]
+    yield from unmatched_patterns(
+        "0727",
+        "`model.adapter.targets`: no dense layer or stack of experts is called @",
+        adapter.value_span("targets"),
+        adapter.targets,
+        [*dict.fromkeys(ends), *dense, *stacks],
+        what="its dense layers and stacks" if stacks else "its dense layers",
+        is_of=lambda pattern, _: targets_any(pattern, dense) or any(targets_stack([pattern], name) for name in stacks),
+    )
 
 
 def targets_any(pattern: str, names: Iterable[str]) -> bool:

@@ -57,7 +57,8 @@ def check_forward_passes(
             f"({place_text(facts.mixes)}), and a batch is cut into {chunks} pieces: the training is "
             "not that of one process",
             job.model.network_span,
-            help="torch's `BatchNorm` is synchronised over the ranks; or use statistics of each sample (`LayerNorm`)",
+            help="of a norm: torch's `BatchNorm` is synchronised over the ranks, and `LayerNorm` has statistics of "
+            "each sample; what mixes samples on purpose, such as mixup, needs one rank and one micro-batch",
         )
     if facts.mixes_evaluation is not None:
         yield Diagnostic(

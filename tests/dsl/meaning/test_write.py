@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers.paths import ROOT
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.job import JobSpec
@@ -38,9 +38,29 @@ def test_a_drawn_job_loads_without_a_mistake(text: str) -> None:
     assert loaded.job is not None and not loaded.broken
 
 
+def looks_at(metric: str) -> JobSpec:
+    text = """
+model { network = [linear(1)], loss = mse() }
+data { source = synthetic(shape = [2], targets = [1]), batch = 8, validation = 20% }
+evaluate { every = 2 steps }
+train { steps = 4, optimizer = sgd(), early_stopping = lowest("METRIC") }
+"""
+    job = load_text(text.replace("METRIC", metric)).job
+    assert job is not None
+    return job
+
+
+@pytest.mark.parametrize("name", ["NULL", "None", "nil", "True", "none", "true"])
+def test_a_name_that_is_a_literal_elsewhere_is_quoted(name: str) -> None:
+    job = looks_at(name)
+    assert f'"{name}"' in write(job)
+    assert read(write(job), job) == job
+
+
 @pytest.mark.slow
 @drawn
 @given(job_specs())
+@example(looks_at("NULL"))
 def test_what_is_written_reads_back_as_the_same_job(job: JobSpec) -> None:
     loaded = load_text(write(job), f"{job.name}.plt", job.folder)
     assert not loaded.report.errors, [d.message for d in loaded.report]

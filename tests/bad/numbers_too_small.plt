@@ -1,0 +1,9 @@
+import "base/gpt.plt"
+
+model {
+  adapter = lora(rank = 0, targets = ["qkv"]) #! E0125
+}
+
+data {
+  documents = true #! E0121
+}
