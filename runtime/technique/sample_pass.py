@@ -178,6 +178,7 @@ def replay_checkpoints() -> None:
     names = vars(checkpoint)
     begin = names[CHECKPOINT]
 
+    @functools.wraps(begin)
     def begin_replayed(function: Callable[..., Any], *options: Any, **named: Any) -> Any:
         return begin(_Replayed(function, runs_first=False), *options, **named)
 
