@@ -57,7 +57,7 @@ def _step_lines(report: Mapping[str, Any]) -> Iterator[ReportLine]:
         yield _step_line(f"of it {phase}, at the median", figures["predicted"], measured)
     routing = report.get("experts")  # not in reports of earlier versions
     if routing is not None and routing["measured"] is not None:
-        where = f"rows of {routing['layer']} on rank {routing['rank']}, over an even share"
+        where = f"rows of layer {routing['layer']} on rank {routing['rank']}, over an even share"
         where += ", more than stated" if routing["exceeded"] else ", at most"
         ours, theirs, difference = _pair(routing["stated"], routing["measured"], lambda skew: f"{skew:.3g}")
         yield ReportLine(ranks=str(routing["rank"]), what=where, predicted=ours, measured=theirs, difference=difference)
