@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from typing import Any
 
 from benchmarks.measure import Ratio, compare, interval
 
@@ -44,17 +45,21 @@ def finish(command: list[str], **environment: str) -> str:
     return run.stdout
 
 
-def step_of_dslc(job: str, *settings: str) -> float:
-    """Returns the milliseconds of a step of a job, one of benchmarks/jobs or a path, without the first."""
+def train_dslc(job: str, *settings: str) -> list[dict[str, Any]]:
+    """Trains a job, one of benchmarks/jobs or a path, and returns the lines of its metrics."""
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "run")
         flags = [word for setting in settings for word in ("--set", setting)]
         path = job if os.path.isabs(job) else os.path.join(HERE, "jobs", f"{job}.plt")
         finish(dslc("run", path, "--out", out, *flags))
         with open(os.path.join(out, "metrics.jsonl")) as file:
-            lines = [line for line in map(json.loads, file) if line["split"] == "train"]
-        first, last = lines[0], lines[-1]
-        return float(1000 * (last["seconds"] - first["seconds"]) / (last["step"] - first["step"]))
+            return [line for line in map(json.loads, file) if line["split"] == "train"]
+
+
+def step_of_dslc(job: str, *settings: str) -> float:
+    """Returns the milliseconds of a step of a job, without the first."""
+    first, *_, last = train_dslc(job, *settings)
+    return float(1000 * (last["seconds"] - first["seconds"]) / (last["step"] - first["step"]))
 
 
 def step_by_hand(what: str, *flags: str, command: Callable[..., list[str]] = torchrun) -> float:
@@ -258,6 +263,13 @@ def bench_programs(pairs: int) -> None:
     programs.write(found)
 
 
+def bench_trainers(pairs: int) -> None:
+    """Compares Accelerate, Lightning and DeepSpeed too, and writes the table of README.md."""
+    from benchmarks.trainers.table import write_table
+
+    write_table(pairs, train_dslc, ENVIRONMENT)
+
+
 def bench_faults(pairs: int) -> None:
     """Runs as many drawn cases on either side."""
     from benchmarks import faults
@@ -350,49 +362,11 @@ def bench_gpt2(pairs: int) -> None:
     print(f"step, gpt2 on a GPU: {speed / 1e12:.1f} TFLOP/s on {name}{of_peak}", flush=True)
 
 
-# The jobs whose peaks are predicted and measured: job, GPUs, and its settings.
-PEAKS = (
-    ("gpt2", 1, "train.compile=true"),
-    ("gpt2", 1, ""),
-    ("gpt2", 1, "train.precision=fp32 data.batch=8"),
-    ("gpt2", 1, "memory.recompute=full"),
-    ("gpt2", 1, "train.precision=bf16(level=O2)"),
-    ("gpt2", 1, "parallelism.microbatches=4"),
-    ("gpt2", 1, "memory.offload=[optimizer]"),
-    ("gpt2", 1, "memory.offload=[activations]"),
-    ("gpt2", 2, ""),
-    ("gpt2", 2, "parallelism.zero=1"),
-    ("gpt2", 2, "parallelism.zero=2"),
-    ("gpt2", 2, "parallelism.zero=3"),
-    ("gpt2", 2, "parallelism.zero=3 memory.offload=[optimizer,parameters]"),
-    ("gpt2", 2, "parallelism.tensor=2"),
-    ("gpt2", 2, "parallelism.context=2"),
-    ("gpt2", 2, "parallelism.pipeline=2 parallelism.microbatches=4"),
-    ("gpt2", 2, "data.batch=2 parallelism.gradients=fp16()"),
-    ("gpt2", 2, "data.batch=2 parallelism.gradients=powersgd(rank=4)"),
-    ("gpt2", 2, "data.batch=2 parallelism.gradients=bytegrad()"),
-    ("gpt2", 2, "data.batch=2 parallelism.gradients=local_sgd(period=2)"),
-    ("gpt2", 2, "data.batch=2 parallelism.gradients=diloco(period=2)"),
-    ("gpt2", 2, "data.batch=2 parallelism.gradients=decentralized(peers=shift_one)"),
-    ("gpt2", 2, "data.batch=2 parallelism.gradients=low_precision_decentralized()"),
-    ("gpt2", 2, "data.batch=2 train.optimizer=qadam(warmup=2)"),
-    ("gpt2", 2, "data.batch=2 train.optimizer=onebit_adam(freeze=2)"),
-    ("gpt2", 4, "parallelism.zero=3 parallelism.replicas=2"),
-    ("gpt2", 4, "parallelism.pipeline=2 parallelism.tensor=2 parallelism.microbatches=4"),
-    ("llama", 1, "train.compile=true"),
-    ("llama", 1, ""),
-    ("llama", 1, "train.compile=true train.precision=fp32 data.batch=8"),
-    ("llama", 1, "train.compile=true memory.recompute=full"),
-    ("llama", 2, "train.compile=true parallelism.zero=3"),
-    ("llama", 2, "train.compile=true parallelism.tensor=2"),
-    ("llama", 2, "train.compile=true parallelism.pipeline=2 parallelism.microbatches=4"),
-)
-
-
 def bench_memory(pairs: int) -> None:
     """Prints predicted peaks beside `torch.cuda.max_memory_allocated`, of the rank that holds most; once each, as they
     do not vary. Jobs that need more GPUs than there are are left out. Without `torch.compile` unless noted.
     """
+    from benchmarks.peaks import PEAKS
     from dslc.probe.gpus import gpus_here
 
     errors, there = [], len(gpus_here())
@@ -558,6 +532,7 @@ BENCHMARKS: dict[str, Callable[[int], None]] = {
     "plans": bench_plans,
     "fits": bench_fits,
 }
+BESIDE_TOOLS: dict[str, Callable[[int], None]] = {"trainers": bench_trainers}
 ON_A_GPU: dict[str, Callable[[int], None]] = {"gpt2": bench_gpt2, "memory": bench_memory}
 AS_ROOT: dict[str, Callable[[int], None]] = {
     "faults": bench_faults,
@@ -570,12 +545,13 @@ AS_ROOT: dict[str, Callable[[int], None]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    known = BENCHMARKS | ON_A_GPU | AS_ROOT
+    known = BENCHMARKS | BESIDE_TOOLS | ON_A_GPU | AS_ROOT
     parser.add_argument(
         "names",
         nargs="*",
         metavar="NAME",
-        help=f"of {', '.join(BENCHMARKS)}, which are all done by default, on a GPU {', '.join(ON_A_GPU)}, and as root "
+        help=f"of {', '.join(BENCHMARKS)}, which are all done by default, beside other tools "
+        f"{', '.join(BESIDE_TOOLS)}, on a GPU {', '.join(ON_A_GPU)}, and as root "
         f"{', '.join(AS_ROOT)}",
     )
     parser.add_argument("--pairs", type=int, default=30)

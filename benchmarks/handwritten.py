@@ -15,7 +15,8 @@ a Llama with 8 experts in each block, which multiply by torch's `grouped_mm`, no
 parameters on one GPU, compiled with its loss, under autocast in bfloat16.
 
 Samples are gathered from tensors in memory, the optimizer is fused, buckets are views, the graph is static, and the
-host waits for nothing in a step. Rank 0 writes {"first": …, "last": …, "steps": …}: seconds since the first step began.
+host waits for nothing in a step. Rank 0 writes {"first": …, "last": …, "steps": …, "loss": …}: seconds since the first
+step began, and the last step's loss over all ranks.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ import os
 import sys
 import sysconfig
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
@@ -174,6 +177,43 @@ def mean_loss(scores: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(scores.flatten(0, -2), target.flatten())
 
 
+@dataclass(frozen=True)
+class Workload:
+    """A network, and samples of which a step takes `batch` in the order of `order`."""
+
+    model: nn.Module
+    gather: Callable[[Tensor], tuple[Tensor, Tensor]]  # inputs and targets of the samples with these numbers
+    samples: int
+    batch: int
+
+    @property
+    def order(self) -> Tensor:
+        return torch.randperm(self.samples, generator=torch.Generator().manual_seed(1))
+
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        if isinstance(self.model, GPT | Llama):
+            return torch.optim.AdamW(parameters, lr=1e-3, fused=True)
+        return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, fused=True)
+
+
+def load_workload(what: str) -> Workload:
+    """Returns the workload, with the same weights and samples in every process."""
+    torch.manual_seed(1)
+    if what == "convnet":
+        model = convnet().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        images = torch.randn(4096, 3, 32, 32).to(memory_format=torch.channels_last)
+        labels = torch.randint(10, (4096,))
+        return Workload(model, lambda chosen: (images[chosen], labels[chosen]), samples=4096, batch=64)
+    tokens, context = library(), 128
+    window = torch.arange(context + 1)
+
+    def gather(chosen: Tensor) -> tuple[Tensor, Tensor]:
+        text = tokens[chosen[:, None] * context + window].long()
+        return text[:, :-1], text[:, 1:]
+
+    return Workload(GPT() if what == "gpt" else Llama(), gather, samples=(len(tokens) - 1) // context, batch=16)
+
+
 def by_data(model: nn.Module, zero: int) -> Passes:
     wrapped = model
     if zero < 2:
@@ -181,10 +221,7 @@ def by_data(model: nn.Module, zero: int) -> Passes:
             model, gradient_as_bucket_view=True, static_graph=True, broadcast_buffers=False
         )
     else:
-        for module in model.modules():
-            if isinstance(module, Block):
-                fully_shard(module, reshard_after_forward=zero == 3)
-        fully_shard(model, reshard_after_forward=None if zero == 3 else False)
+        shard_by_block(model, zero)
 
     def passes(x: Tensor, y: Tensor) -> list[Tensor]:
         loss = mean_loss(wrapped(x), y)
@@ -192,6 +229,13 @@ def by_data(model: nn.Module, zero: int) -> Passes:
         return [loss]
 
     return passes
+
+
+def shard_by_block(model: nn.Module, zero: int, mesh: DeviceMesh | None = None) -> None:
+    for module in model.modules():
+        if isinstance(module, Block):
+            fully_shard(module, mesh=mesh, reshard_after_forward=zero == 3)
+    fully_shard(model, mesh=mesh, reshard_after_forward=None if zero == 3 else False)
 
 
 def by_pipeline(model: GPT, microbatches: int) -> Passes:
@@ -221,12 +265,12 @@ def by_pipeline(model: GPT, microbatches: int) -> Passes:
     return passes
 
 
-def by_tensor(model: GPT) -> Passes:
-    from torch.distributed.device_mesh import init_device_mesh
+def shard_matrices(model: GPT, mesh: DeviceMesh) -> None:
+    """Cuts the matrices along the tensor axis, with pieces of the sequence between them and scores left in shares."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
     from torch.distributed.tensor import parallel as t
 
-    mesh, piece = init_device_mesh("cpu", (dist.get_world_size(),)), Shard(1)
+    piece = Shard(1)
     for block in model.blocks:
         styles = {
             "norm1": t.SequenceParallel(),
@@ -246,8 +290,14 @@ def by_tensor(model: GPT) -> Passes:
     assert model.position is not None
     model.position = nn.Parameter(distribute_tensor(model.position.detach(), mesh, [Shard(0)]))  # its piece
 
+
+def by_tensor(model: GPT) -> Passes:
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    shard_matrices(model, init_device_mesh("cpu", (dist.get_world_size(),)))
+
     def passes(x: Tensor, y: Tensor) -> list[Tensor]:
-        with t.loss_parallel():
+        with loss_parallel():
             loss = mean_loss(model(x), y)
             loss.backward()
         return [loss]
@@ -283,15 +333,15 @@ def on_gpu(steps: int, out: str | None) -> None:
         if step == 0:
             print(f"first step done, loss {loss.item():.3f}", flush=True)
             first = time.perf_counter() - start
-    loss.item()
+    final = loss.item()
     last = time.perf_counter() - start
     if out:
-        write(out, first, last, steps)
+        write(out, first, last, steps, final)
 
 
-def write(out: str, first: float, last: float, steps: int) -> None:
+def write(out: str, first: float, last: float, steps: int, loss: float) -> None:
     with open(out, "w") as file:
-        json.dump({"first": first, "last": last, "steps": steps}, file)
+        json.dump({"first": first, "last": last, "steps": steps, "loss": loss}, file)
 
 
 def main() -> None:
@@ -312,17 +362,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // int(os.environ["LOCAL_WORLD_SIZE"])))
-    torch.manual_seed(1)
-    if arguments.what in ("gpt", "moe"):
-        model: nn.Module = GPT() if arguments.what == "gpt" else Llama()
-        tokens, context, batch = library(), 128, 16
-        samples = (len(tokens) - 1) // context
-        window = torch.arange(context + 1)
-    else:
-        model = convnet().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        images = torch.randn(4096, 3, 32, 32).to(memory_format=torch.channels_last)
-        labels = torch.randint(10, (4096,))
-        samples, batch = 4096, 64
+    workload = load_workload(arguments.what)
+    model, batch = workload.model, workload.batch
     zero = 2 if arguments.zero == 1 and arguments.fully_shard else arguments.zero
     share, own = batch // world, rank
     if isinstance(model, GPT) and (arguments.pipeline or arguments.tensor):
@@ -331,26 +372,18 @@ def main() -> None:
     else:
         passes = by_data(model, zero)
     optimizer: torch.optim.Optimizer
-    if arguments.what == "convnet":
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, fused=True)
-    elif zero == 1:
+    if zero == 1:
         optimizer = ZeroRedundancyOptimizer(
             model.parameters(), torch.optim.AdamW, parameters_as_bucket_view=True, lr=1e-3, fused=True
         )
     else:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    order = torch.randperm(samples, generator=torch.Generator().manual_seed(1))
+        optimizer = workload.make_optimizer(model.parameters())
+    order = workload.order
     first = 0.0
     start = time.perf_counter()
     for step in range(arguments.steps):
-        at = (step * batch) % (samples - batch) + own * share
-        chosen = order[at : at + share]
-        if arguments.what in ("gpt", "moe"):
-            text = tokens[chosen[:, None] * context + window].long()
-            x, y = text[:, :-1], text[:, 1:]
-        else:
-            x, y = images[chosen], labels[chosen]
-        losses = passes(x, y)
+        at = (step * batch) % (workload.samples - batch) + own * share
+        losses = passes(*workload.gather(order[at : at + share]))
         optimizer.step()
         optimizer.zero_grad()
         if step == 0:
@@ -360,8 +393,10 @@ def main() -> None:
                 print(f"first step done, loss {loss:.3f}", flush=True)
     loss = sum(loss.item() for loss in losses)
     last = time.perf_counter() - start
+    total = torch.tensor(float(loss))
+    dist.all_reduce(total)  # of a pipeline, one stage has the loss
     if rank == 0 and arguments.out:
-        write(arguments.out, first, last, arguments.steps)
+        write(arguments.out, first, last, arguments.steps, total.item() / (1 if arguments.pipeline else world))
     # An orderly exit aborts now and then: gloo's thread meets an interpreter that is going (see runtime/worker.py).
     sys.stdout.flush()
     os._exit(0)

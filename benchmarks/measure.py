@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 
@@ -48,16 +48,33 @@ def compare(
     target: float | None = None,
 ) -> Ratio:
     """Runs both `pairs` times, alternating which goes first."""
-    a: list[float] = []
-    b: list[float] = []
+    return compare_all(name, {name: ours}, theirs, pairs=pairs, unit=unit, target=target)[name]
+
+
+def compare_all(
+    name: str,
+    sides: Mapping[str, Callable[[], float]],
+    theirs: Callable[[], float],
+    *,
+    pairs: int,
+    unit: str,
+    target: float | None = None,
+) -> dict[str, Ratio]:
+    """Runs all `pairs` times in turn, each time in the other order, and returns the ratio of each side to `theirs`."""
+    measured: dict[str, list[float]] = {side: [] for side in sides}
+    base: list[float] = []
     for n in range(pairs):
-        for which in ((a, ours), (b, theirs)) if n % 2 else ((b, theirs), (a, ours)):
-            which[0].append(which[1]())
-    ratios = sorted(x / y for x, y in zip(a, b, strict=True))
-    low, high = interval(ratios)
-    return Ratio(
-        name, statistics.median(ratios), low, high, statistics.median(a), statistics.median(b), unit, pairs, target
-    )
+        order = [(base, theirs), *((measured[side], run) for side, run in sides.items())]
+        for times, run in reversed(order) if n % 2 else order:
+            times.append(run())
+    ratios = {}
+    for side, times in measured.items():
+        ordered = sorted(x / y for x, y in zip(times, base, strict=True))
+        low, high = interval(ordered)
+        title = name if side == name else f"{name}, {side}"
+        middle, ours, by_hand = (statistics.median(each) for each in (ordered, times, base))
+        ratios[side] = Ratio(title, middle, low, high, ours, by_hand, unit, pairs, target)
+    return ratios
 
 
 def interval(ordered: list[float]) -> tuple[float, float]:
