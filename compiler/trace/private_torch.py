@@ -156,6 +156,7 @@ def sharded_module(owner: object) -> str | None:
 MODULE_MAPPINGS = ("_parameters", "_buffers", "_modules")  # the attributes of a module that hold them
 
 # ------------------------------------------------------------------------------------------------ a tensor's insides
+holders = Tensor._use_count  # type: ignore[attr-defined]  # the number of those that hold a tensor: Python is one
 
 
 def storage_identity(tensor: Tensor) -> int:

@@ -15,8 +15,9 @@ Then `rest` and `peak` are bytes by kind: between two steps, after the last that
 `when` is the part of the step with the peak. `received` are lasting buffers that other ranks send into. A step takes a
 few times as long while it is measured.
 
-Limits: the step's batch was allocated before, and is not counted. Releases by other threads are not reported: gloo's
-threads hold exchanged tensors for a moment longer, which is ignored. Memory that a library allocates outside torch
+Limits: the step's batch was allocated before, and is not counted. Releases by other threads are not reported. Gloo's
+threads hold exchanged tensors for a moment longer, which is ignored: exchanges that Python calls and waits for return
+when the threads have let go. Memory that a library allocates outside torch
 (oneDNN's scratch pads, gloo's buffers) is not seen, nor the allocator's own overhead on a CPU. On a GPU the batch is
 counted, and `when` is not known.
 """
@@ -24,14 +25,17 @@ counted, and `when` is not known.
 from __future__ import annotations
 
 import contextlib
+import functools
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.profiler import profile, record_function
 
-from dslc.compiler.trace.private_torch import is_allocation, local_part, tree_leaves
+from dslc.compiler.trace.private_torch import holders, is_allocation, local_part, tree_leaves
 from dslc.runtime.exchange.base import MARK
 
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "activations", "communication")
@@ -40,6 +44,8 @@ _UPDATED = "dslc: updated"  # marks, in the recording, the moment when gradients
 # Phases of `fully_shard`: forward, gathered memory is freed with the next gather or the end of the pass; backward, when
 # it is copied out.
 _GATHERED, _TAKEN_APART = "FSDP::all_gather", "FSDP::all_gather_copy_out"
+_EXCHANGES = ("all_to_all_single", "all_gather_single", "reduce_scatter_single", "all_reduce")  # that Python calls
+_LONGEST_HOLD = 1.0  # seconds after an exchange
 _EXCHANGE = ("FSDP::", MARK, "c10d::", "record_param_comms", "gloo:", "nccl:", "fsdp::", "_c10d_functional::")
 
 
@@ -97,7 +103,7 @@ class Tracker:
                 yield
             return
         self._live = self._at_rest()
-        with self._gradients_noted(), profile(profile_memory=True) as recorded:
+        with self._gradients_noted(), _exchanges_let_go(), profile(profile_memory=True) as recorded:
             yield
         assert recorded.kineto_results is not None
         events: list[_Event] = []
@@ -237,6 +243,33 @@ class Tracker:
         self.rest = state | {"others": allocated - sum(state.values())}
         if most > sum(self.peak.values()):
             self.peak = state | {"others": most - sum(state.values())}
+
+
+@contextlib.contextmanager
+def _exchanges_let_go() -> Iterator[None]:
+    """Makes exchanges return when no thread of gloo's holds their tensors. Whether such a thread or the caller lets go
+    of them last is chance, and the profiler does not see the thread's releases.
+    """
+    exchanges = {name: getattr(dist, name) for name in _EXCHANGES}
+    for name, exchange in exchanges.items():
+        setattr(dist, name, functools.partial(_until_let_go, exchange))
+    try:
+        yield
+    finally:
+        for name, exchange in exchanges.items():
+            setattr(dist, name, exchange)
+
+
+def _until_let_go(exchange: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    tensors = [value for value in (*arguments, *named.values()) if isinstance(value, Tensor)]
+    before = [holders(tensor) for tensor in tensors]
+    work = exchange(*arguments, **named)
+    end = time.monotonic() + _LONGEST_HOLD
+    while work is None and time.monotonic() < end:
+        if all(holders(tensor) <= count for tensor, count in zip(tensors, before, strict=True)):
+            break
+        time.sleep(0.0)
+    return work
 
 
 def _flatten(event: Any, module: str, until: int | None, phase: str, into: list[_Event]) -> None:

@@ -71,6 +71,9 @@ def test_the_insides_of_a_tensor() -> None:
     assert pt.is_view(row) and not pt.is_view(whole)
     assert pt.base_of(row) is whole and pt.base_of(whole) is None
     assert pt.local_part(row) is row and not pt.is_distributed(row)
+    before = pt.holders(whole)
+    saved = whole.new_ones(4, 2, requires_grad=True) * whole  # autograd keeps it, in C++
+    assert pt.holders(whole) > before and saved.requires_grad
     for sparse in (torch.eye(2).to_sparse(), torch.eye(2).to_sparse_csr(), torch.eye(2).to_sparse_csc()):
         values, *indices = pt.storages_of(sparse)
         assert values._cdata == pt.storage_identity(sparse) == pt.storage_identity(sparse.detach())
