@@ -40,6 +40,7 @@ class NetworkFacts(Record):
     uncontrolled_draw: CodePlace | None = None  # the first of these that cannot be given by sample
     uncontrolled_because: str = ""  # in words
     joined_draw: CodePlace | None = None  # the first of them with several rows for each sample along its dim
+    doubtful_draw: CodePlace | None = None  # the first of those whose rows are in an order that nothing tells
     draws: tuple[str, ...] = ()  # classes of modules that draw numbers for each sample
     shared_draws: tuple[str, ...] = ()  # classes of modules that draw the same numbers for all samples
     draw_dims: tuple[DrawDims, ...] = ()  # of modules some of whose draws do not have the samples along the first dim

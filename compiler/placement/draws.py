@@ -33,7 +33,7 @@ def draw_step(job: JobSpec, layout: Layout, model: ModelGraph | None, cuts: Tens
 
 def draws_of_own_step(job: JobSpec, facts: NetworkFacts | None) -> DrawStep | None:
     """Returns the step of draws by sample for a step of the user's own with these draws; None if torch draws."""
-    if facts is None or facts.torch_draws is None or facts.uncontrolled_because:
+    if facts is None or facts.torch_draws is None or known_uncontrolled(facts):
         return None
     return _step_of(facts) if job.train.dropout_generator != "torch" else None
 
@@ -62,8 +62,8 @@ def uncontrolled_draw(layout: Layout, model: ModelGraph) -> tuple[CodePlace, str
     facts = _network_facts(model)
     if facts is None:
         return None
-    if facts.uncontrolled_draw is not None:
-        return facts.uncontrolled_draw, facts.uncontrolled_because
+    if known := known_uncontrolled(facts):
+        return known
     last = {(draw.module, n) for draw in facts.draw_dims for n, outer in enumerate(draw.outers) if outer > 1}
     for axis in ("tensor", "context"):
         if any((cut.module, cut.number) in last for cut in _cut_draws(layout, model, axis) or ()):
@@ -71,6 +71,15 @@ def uncontrolled_draw(layout: Layout, model: ModelGraph) -> tuple[CodePlace, str
             return facts.joined_draw or facts.torch_draws or CodePlace(module="", kind=""), reason
         if _cut_draws(layout, model, axis) is None and facts.torch_draws is not None:
             return facts.torch_draws, f"tracing cannot tell which of its numbers a rank of the {axis} axis has"
+    return None
+
+
+def known_uncontrolled(facts: NetworkFacts) -> tuple[CodePlace, str] | None:
+    """Returns the first draw that no layout makes one by sample, and the reason."""
+    if facts.uncontrolled_because:
+        return facts.uncontrolled_draw or facts.torch_draws or CodePlace(module="", kind=""), facts.uncontrolled_because
+    if facts.doubtful_draw is not None:
+        return facts.doubtful_draw, "no trial tells whether its rows go sample by sample"
     return None
 
 

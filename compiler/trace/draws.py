@@ -4,8 +4,8 @@ Model: a network is traced with two numbers of samples. A draw is by sample if o
 draw whose shape stays is shared by all of them. The layer of a draw is the innermost module whose `forward` runs: a
 helper method of another module, or a hook, draws for the module that calls it.
 
-Limits: a dim that grows by several rows for each sample is taken to go sample by sample, as the first of (samples *
-positions, width), until a trial tells otherwise (runtime/step/draw_layout.py).
+Limits: where a dim grows by several rows for each sample, as the first of (samples * positions, width), their order is
+open here. Following the samples tells it (sharding/sample_order.py), or a trial (runtime/step/draw_layout.py).
 """
 
 from __future__ import annotations
@@ -56,6 +56,11 @@ class Draw(NamedTuple):
     place: CodePlace
     kind: str
     fault: str = ""
+
+
+def is_draw(func: Operator) -> bool:
+    """True for a random operation; attention does others, if it drops weights."""
+    return torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func)
 
 
 @contextmanager
@@ -130,7 +135,7 @@ def line_of_draw(run: Callable[[], object]) -> str | None:
     lines: list[str] = []
 
     def run_operation(func: Operator, args: Arguments, kwargs: Options) -> object:
-        if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func):
+        if is_draw(func):
             lines.append(line_at(sys._getframe(1)))
         return func(*args, **kwargs)
 
@@ -194,6 +199,7 @@ def classify(small: Sequence[Draw], large: Sequence[Draw], few: int, more: int) 
     return {
         "torch_draws": first,
         "joined_draw": joined,
+        "doubtful_draw": joined,
         "draws": tuple(kind for kind, kind_dims in kinds.items() if kind_dims != {SHARED}),
         "shared_draws": tuple(kind for kind, kind_dims in kinds.items() if kind_dims == {SHARED}),
         "draw_dims": tuple(

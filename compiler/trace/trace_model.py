@@ -33,7 +33,7 @@ from dslc.compiler.trace.batch import LARGE, SMALL, Example, Outputs, grown, wit
 from dslc.compiler.trace.code_place import HostDraws, line_of, place_of
 from dslc.compiler.trace.compiled import kept_by_blocks
 from dslc.compiler.trace.cut import ModuleCut, dense_outputs, expert_calls, head_among, normalised_numbers
-from dslc.compiler.trace.draws import Draw, classify, draw_at, running_modules
+from dslc.compiler.trace.draws import Draw, classify, draw_at, is_draw, running_modules
 from dslc.compiler.trace.flops import check_dtypes, flops_of, is_of_cudnn
 from dslc.compiler.trace.instantiate import (
     NOTHING,
@@ -62,6 +62,7 @@ from dslc.compiler.trace.reuse.repeated_blocks import find_repeated_blocks
 from dslc.compiler.trace.run import Run, TracedModule, storage, storage_bytes, tensors_of, total_of, written_tensors
 from dslc.compiler.trace.sharding.context_parallel_check import Asked, with_pieces
 from dslc.compiler.trace.sharding.context_parallel_check import Loss as CountedLoss
+from dslc.compiler.trace.sharding.sample_order import with_traced_orders
 from dslc.compiler.trace.sharding.tensor_parallel_check import with_shares
 
 REAL = 8 << 30  # bytes of parameters with which a module is made and run for real, at most
@@ -208,7 +209,7 @@ def _facts_of(traced_module: TracedModule, settings: _Settings) -> ModelFacts:
     reuse.check(*figures)
     reuse.fill(*figures)
     first_count.order, first_count.astray = reuse.named(first_count.order), set(reuse.named(sorted(first_count.astray)))
-    noise = classify(first_count.draws, large_draws, SMALL, LARGE)
+    noise = with_traced_orders(classify(first_count.draws, large_draws, SMALL, LARGE), first_count.draws, traced)
     if "draw_dims" in noise:
         noise["draw_dims"] = tuple(
             reuse.inserted(
@@ -480,7 +481,7 @@ class _Count(Run):
         """Notes random operations, and embeddings that look up the input's own numbers."""
 
         aten = torch.ops.aten
-        if torch.Tag.nondeterministic_seeded in func.tags and "attention" not in str(func):
+        if is_draw(func):
             frame = sys._getframe(1)
             self.draws.append(draw_at(frame, self.model, self.running_modules, func, args, kwargs, result))
         is_single = isinstance(self.input, torch.Tensor)

@@ -1,10 +1,11 @@
 """Finds where the samples lie in the draws of a trial, by passes over a batch and over its parts.
 
-Model: a draw with several rows for each sample, as of (samples * positions, width), has them sample by sample, or for
-one position after another. In the right layout a pass over a batch gives each sample what a pass over a part of the
-batch gives it. All draws are tried in the one layout, then in the other; of a few draws each is tried by itself.
+Model: a draw with several rows for each sample, as of (samples * positions, width), has them as tracing tells
+(compiler/trace/sharding/sample_order.py), or sample by sample, or for one position after another. In the right layout a
+pass over a batch gives each sample what a pass over a part of the batch gives it. All draws are tried in one layout,
+then in the next; of a few draws each is tried by itself.
 
-Limits: layouts between the two, as (positions * samples * heads). No layout fits them.
+Limits: layouts between the two, as (positions * samples * heads), which tracing does not tell. No layout fits them.
 """
 
 from __future__ import annotations
@@ -29,21 +30,26 @@ _ONE_RANK = {"pipeline": 0, "data": 0, "context": 0, "tensor": 0}, dict.fromkeys
 
 def find_layout(facts: NetworkFacts, is_right: Callable[[NetworkFacts], bool]) -> NetworkFacts:
     """Returns facts whose draws are laid out as `is_right` finds right; if no layout is, with the reason why the draws
-    cannot be given by sample.
+    cannot be given by sample. If a pass fails, returns them as they are.
     """
     for draws in _layouts(facts.draw_dims):
-        candidate = replace(facts, draw_dims=draws)
-        if is_right(candidate):
-            return candidate
+        candidate = replace(facts, draw_dims=draws, doubtful_draw=None)
+        try:
+            if is_right(candidate):
+                return candidate
+        except Exception:  # any kind: the user's code may refuse a part of a batch
+            return facts
     return replace(
         facts,
-        uncontrolled_draw=facts.joined_draw or facts.torch_draws,
+        uncontrolled_draw=facts.doubtful_draw or facts.joined_draw or facts.torch_draws,
         uncontrolled_because="a pass over a part of a batch draws other numbers for its samples than a pass over all",
     )
 
 
 def _layouts(draws: Sequence[DrawDims]) -> Iterator[tuple[DrawDims, ...]]:
-    """Yields the draws as they may be laid out, the likely layouts first."""
+    """Yields the draws as they may be laid out: as tracing tells, then the likely layouts first."""
+    if any(outer > 1 for draw in draws for outer in draw.outers):
+        yield tuple(draws)
     joined = [
         (draw.module, number)
         for draw in draws
@@ -58,7 +64,7 @@ def _layouts(draws: Sequence[DrawDims]) -> Iterator[tuple[DrawDims, ...]]:
         yield tuple(
             replace(draw, outers=tuple(rows if (draw.module, n) in last else 1 for n, rows in enumerate(draw.rows)))
             if any(module == draw.module for module, _ in last)
-            else draw
+            else replace(draw, outers=())
             for draw in draws
         )
 

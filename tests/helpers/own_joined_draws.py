@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -9,21 +10,28 @@ WIDTH = 16
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, from_shape: bool) -> None:
         super().__init__()
+        self.from_shape = from_shape
         self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + F.dropout(self.down(F.gelu(self.up(self.norm(x)))), 0.2, self.training)
+        more = self.down(F.gelu(self.up(self.norm(x))))
+        if not self.from_shape:
+            return x + F.dropout(more, 0.2, self.training)
+        return x + more * (torch.rand(x.shape) > 0.2) if self.training else x + more
 
 
 class Network(nn.Module):
-    """`order` is of (positions, samples): "first" for samples first, "last" and "between" (of the positions)."""
+    """`order` is of (positions, samples): "first" for samples first, "last" and "between" (of the positions).
+    `from_shape`: a mask is made of a shape alone. `rows` are of a table that no pass takes, to make it large.
+    """
 
-    def __init__(self, order: str = "last") -> None:
+    def __init__(self, order: str = "last", from_shape: bool = False, rows: int = 1) -> None:
         super().__init__()
+        self.table = nn.Embedding(rows, WIDTH).requires_grad_(False)
         self.order, self.embed, self.head = order, nn.Embedding(256, WIDTH), nn.Linear(WIDTH, 256)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.blocks = nn.ModuleList(Block(from_shape) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
         samples, positions = x.shape

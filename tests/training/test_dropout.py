@@ -49,6 +49,8 @@ JOINED = (
 )
 MIXED = 'parallelism.tensor_plan=["blocks.*.up: column", "blocks.*.out: row"]'
 HOOKED = 'parallelism.tensor_plan=["blocks.*.inner.up: column", "blocks.*.inner.down: row"]'
+FROM_SHAPE = "model.network.from_shape=true"
+LARGE = "model.network.rows=2100000"  # 34 million numbers, which no trial takes
 TWO, FOUR, RECOMPUTED = "devices.cpus=2", "devices.cpus=4", "memory.recompute=full"
 DATA = (TWO, "parallelism.microbatches=2", "parallelism.zero=3", "memory.recompute=full")
 PIPELINE = (TWO, "parallelism.pipeline=2", "parallelism.microbatches=4", "memory.recompute=selective")
@@ -90,6 +92,7 @@ PLANS = [
     ("flat", (TWO, "train.compile=true", "parallelism.pipeline=2", "parallelism.microbatches=2")),
     ("joined rows", DATA),
     ("joined rows", PIPELINE),
+    ("joined rows", (TWO, "parallelism.microbatches=2", "model.network.order=between")),
     ("joined rows", (TWO, "train.compile=true", "parallelism.zero=3")),
     ("transformers", DATA),
     ("transformers", PIPELINE),
@@ -170,13 +173,21 @@ def test_a_draw_in_a_hook_of_a_module_that_is_cut_is_warned_of(tmp_path: Path) -
         assert [each.code for each in found if each.code == "W0608"] == ["W0608"] * is_warned
 
 
-@pytest.mark.slow
-def test_rows_in_no_known_order_are_warned_of(tmp_path: Path) -> None:
-    job = str(job_of(tmp_path, "joined rows"))
-    for order, is_warned in (("first", False), ("last", False), ("between", True)):
-        found = check_one(job, [TWO, f"model.network.order={order}"], trace=True)[0].found
-        reasons = [each.label for each in found if each.code == "W0608"]
-        assert ["a pass over a part of a batch" in reason for reason in reasons] == [True] * is_warned
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ((LARGE, "model.network.order=between"), ""),
+        ((LARGE, FROM_SHAPE), "no trial tells whether its rows go sample by sample"),
+        pytest.param((FROM_SHAPE,), "", marks=pytest.mark.slow),
+        pytest.param((FROM_SHAPE, "model.network.order=between"), "a pass over a part", marks=pytest.mark.slow),
+        pytest.param(("model.network.order=between",), "", marks=pytest.mark.slow),
+    ],
+)
+def test_rows_in_no_known_order_are_warned_of(tmp_path: Path, settings: tuple[str, ...], reason: str) -> None:
+    found = check_one(str(job_of(tmp_path, "joined rows")), [TWO, *settings], trace=True)[0].found
+    warned = [f"{each.message}: {each.label}" for each in found if each.code == "W0608"]
+    assert len(warned) == bool(reason)
+    assert all("own_joined_draws.py:" in each and reason in each for each in warned)
 
 
 def test_compiled_code_draws_by_sample(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dslc.compiler.ir.network_facts import NetworkFacts
-from dslc.compiler.placement.draws import draws_of_own_step
+from dslc.compiler.placement.draws import draws_of_own_step, known_uncontrolled
 from dslc.compiler.placement.layout import Layout
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
@@ -48,9 +48,10 @@ def check_step_draws(job: JobSpec, layout: Layout | None, draws: NetworkFacts | 
     """Warns of a step that draws random numbers which each rank draws for itself."""
     if draws is None or layout is None or layout.world_size == 1 or draws_of_own_step(job, draws) is not None:
         return
-    place, reason = draws.uncontrolled_draw or draws.torch_draws, draws.uncontrolled_because
-    if place is None and not reason:
+    known = known_uncontrolled(draws)
+    if known is None and draws.torch_draws is None:
         return
+    place, reason = known or (draws.torch_draws, "")
     by_torch = job.train.dropout_generator == "torch"
     yield Diagnostic(
         "W0624",
