@@ -107,7 +107,7 @@ def _check_skew(job: JobSpec, model: ModelGraph | None) -> Iterator[Diagnostic]:
             f"no routing gives a rank {skew:g} times its even share of rows: {why}",
             job.parallelism.value_span("expert_skew"),
             label=f"{skew:g} > {most:g}",
-            help=remedy(set_field("parallelism.expert_skew", most), ", which holds for any routing"),
+            help=remedy(set_field("parallelism.expert_skew", f"{most:g}"), ", which holds for any routing"),
         )
 
 
