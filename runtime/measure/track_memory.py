@@ -17,9 +17,8 @@ few times as long while it is measured.
 
 Limits: the step's batch was allocated before, and is not counted. Releases by other threads are not reported. Gloo's
 threads hold exchanged tensors for a moment longer, which is ignored: exchanges that Python calls and waits for return
-when the threads have let go. Memory that a library allocates outside torch
-(oneDNN's scratch pads, gloo's buffers) is not seen, nor the allocator's own overhead on a CPU. On a GPU the batch is
-counted, and `when` is not known.
+when the threads have let go. Memory that a library allocates outside torch (oneDNN's scratch pads, gloo's buffers) is
+not seen, nor the allocator's own overhead on a CPU. On a GPU the batch is counted, and `when` is not known.
 """
 
 from __future__ import annotations
