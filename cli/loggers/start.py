@@ -25,6 +25,7 @@ from dslc.dsl.language.loggers import LibraryLogger
 from dslc.dsl.meaning.write import value_text
 from dslc.dsl.plain import plain
 from dslc.runtime.process.records import NOTES, Follower
+from dslc.runtime.process.run_status import read_status
 
 RUNS = "loggers.json"  # the identities of the loggers' runs, by which a resumed training continues them
 LOG = "loggers.log"
@@ -53,10 +54,12 @@ def feed_loggers(job: JobSpec, checkpoint: CheckpointStep, folder: str) -> Itera
     try:
         yield
     finally:
-        notes = os.path.join(folder, NOTES)
-        notes_at_end = Follower(notes, os.path.getsize(notes) if os.path.exists(notes) else 0)
+        notes, status = os.path.join(folder, NOTES), read_status(folder)
+        shown = status.notes_shown if status is not None else None
+        if shown is None:
+            shown = os.path.getsize(notes) if os.path.exists(notes) else 0
         _wait(process, folder)
-        for line in notes_at_end.new():
+        for line in Follower(notes, shown).new():
             print(plain(line.rstrip()), file=sys.stderr)
 
 

@@ -12,6 +12,7 @@ Limits: the rate is the rate of the steps between two looks, without the first s
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Iterator
@@ -214,15 +215,14 @@ class Watch:
         }
 
     def _tell_end(self, outcome: Outcome) -> None:
-        metrics = self._numbers()
+        end = functools.partial(self._beat.end, metrics=self._numbers(), notes_shown=self._notes.position)
         if outcome.failure is not None:
             raised, lasting = outcome.failure.kind == "error", outcome.failure.lasting
-            message = in_words(outcome.failure)
-            self._beat.end("failed", outcome.steps, metrics, message=message, raised=raised, lasting=lasting)
+            end("failed", outcome.steps, message=in_words(outcome.failure), raised=raised, lasting=lasting)
         elif outcome.stopped_at is not None:
-            self._beat.end("stopped", outcome.steps, metrics, asked=self._board.asked)
+            end("stopped", outcome.steps, asked=self._board.asked)
         else:
-            self._beat.end("done", outcome.steps, metrics, message=outcome.early)
+            end("done", outcome.steps, message=outcome.early)
 
     @contextlib.contextmanager
     def _screened(self) -> Iterator[None]:

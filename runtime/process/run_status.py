@@ -42,7 +42,8 @@ class RunStatus:
     again; `asked` what has stopped it: a signal's name, or `dslc stop`. The launcher is `process` on `host`, in `place`
     (the namespace of its number), and began at the tick `began`; it writes again within `within` seconds. `metrics`
     come from the last record. `step_time` is what a step took, and `expected` what the plan predicts, in seconds; 0 if
-    unknown.
+    unknown. At the end, the launcher has shown `notes_shown` bytes of the notes; None if
+    that is unknown.
     """
 
     state: str
@@ -56,6 +57,7 @@ class RunStatus:
     metrics: Mapping[str, float] = field(default_factory=dict)
     step_time: float = 0.0
     expected: float = 0.0
+    notes_shown: int | None = None
     host: str = ""
     process: int = 0
     place: str = ""
@@ -81,7 +83,7 @@ def read_status(run_dir: str) -> RunStatus | None:
     except (OSError, ValueError, TypeError):
         return None
     times = status.within, status.step_time, status.expected
-    counts = status.step, status.steps, status.restarts, status.process, *times
+    counts = status.step, status.steps, status.restarts, status.process, status.notes_shown or 0, *times
     return status if status.state in STATES and all(count >= 0 for count in counts) else None
 
 
@@ -202,13 +204,14 @@ class Heartbeat:
         raised: bool = False,
         lasting: bool = False,
         asked: str = "",
+        notes_shown: int = 0,
     ) -> None:
         """Says how the run has ended, and takes away the request to stop."""
         if self.keeps and is_asked_to_stop(self._run_dir):
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self._run_dir, STOP))
         told = replace(self._last, state=state, step=step, message=message, raised=raised, lasting=lasting)
-        self.say(replace(told, asked=asked, metrics=_plain(metrics)))
+        self.say(replace(told, asked=asked, metrics=_plain(metrics), notes_shown=notes_shown))
 
     def say(self, status: RunStatus) -> None:
         self._last, self._at = replace(status, step_time=self.step_time), time.monotonic()

@@ -291,6 +291,21 @@ def test_a_process_beside_the_training_feeds_the_loggers(folder: Path, capfd: py
     assert "the logger `csv 2` missed 1 record (FileExistsError" in capfd.readouterr().err
 
 
+def test_a_note_written_after_the_last_look_of_the_launcher_is_shown(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "metrics.csv").mkdir()
+    (folder / NOTES).write_text("a note that the launcher has shown\n")
+    shown = (folder / NOTES).stat().st_size
+    write_status(str(folder), RunStatus(state="running", step=1, steps=4))
+    with feed_loggers(job_of("csv()"), CheckpointStep(), str(folder)):
+        while (folder / NOTES).read_bytes().count(b"\n") < 2:
+            threading.Event().wait(0.01)
+        write_status(str(folder), RunStatus(state="done", step=4, steps=4, notes_shown=shown))
+    shown_late = capfd.readouterr().err.splitlines()
+    assert len(shown_late) == 1 and shown_late[0].startswith("the logger `csv` gets no records")
+
+
 def test_a_resumed_training_continues_the_runs(folder: Path) -> None:
     (folder / RUNS).write_text('{"wandb": "a1"}')
     checkpoint = folder / "checkpoints" / "step-00000002"
