@@ -103,7 +103,7 @@ def test_a_killed_sweep_of_nine_goes_on_where_it_was(job: Path, tmp_path: Path) 
 
 
 @pytest.mark.skipif(not AT_ONCE, reason="two cores hold two trainings")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_those_that_run_at_once_end_together(job: Path, tmp_path: Path, number: int) -> None:
     out, settings = tmp_path / "grid", ["train.steps=1000000", "train.hooks=none", "sweep.data.batch=none"]
     words = [word for each in settings for word in ("--set", each)]

@@ -96,7 +96,6 @@ def compare_with_peft(trained: Trained, losses: list[float], model: Any) -> None
         np.testing.assert_allclose(own, parameter.detach().numpy(), rtol=0, atol=ADAM, err_msg=name)
 
 
-@pytest.mark.core
 def test_a_job_trains_as_a_plain_loop_with_peft(folder: Path, launcher: Launcher, one_rank: Trained) -> None:
     losses, model = train_with_peft(folder, ["q_proj"], STACKS)
     assert sum(parameter.requires_grad for parameter in model.parameters()) == 2 * 2 * (1 + 2)

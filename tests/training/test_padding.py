@@ -98,7 +98,6 @@ def test_a_padded_batch_has_the_loss_of_its_sequences(
     agree(one, train_job(launcher, job, *PLANS[plan]))
 
 
-@pytest.mark.core
 def test_what_the_padding_is_made_of_does_not_matter(launcher: Launcher, tmp_path: Path) -> None:
     """Two more columns of padding change no number; without `pad` they do."""
     job = write_job(tmp_path, BERT)

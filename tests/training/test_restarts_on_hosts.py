@@ -100,7 +100,7 @@ def test_a_host_too_many_leaves_and_takes_the_place_of_a_lost_one(job: Path, out
 @pytest.mark.parametrize(
     "more, others",
     [
-        pytest.param((), ("--out", "other"), id="another folder"),
+        pytest.param((), ("--out", "other"), id="another folder", marks=pytest.mark.slow),
         pytest.param((), (), id="a folder of its own", marks=pytest.mark.long),
         pytest.param(("--set", "devices.nodes=1..2"), ("--out", "other"), id="elastic", marks=pytest.mark.long),
     ],

@@ -66,7 +66,6 @@ def test_a_drawn_order_is_that_of_one_process_and_goes_on_exactly(
     np.testing.assert_allclose(found.losses(), one.losses(), rtol=0, atol=1e-5)
 
 
-@pytest.mark.core
 def test_an_order_by_length_is_that_of_one_process_with_less_padding(launcher: Launcher, tmp_path: Path) -> None:
     job = job_with(tmp_path, RAGGED)
     one = train_job(launcher, job)

@@ -91,7 +91,7 @@ def test_one_command_trains_on_two_hosts_as_one_process(launcher: Launcher, job:
     agree(train_job(launcher, job, *ALONE), Trained(job.parent / "run"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_the_end_of_the_command_is_the_end_on_all_hosts(job: Path, number: int) -> None:
     out = job.parent / "run"
     with started(job.parent, [local_command(words(job, *ENDLESS))]) as (running,):

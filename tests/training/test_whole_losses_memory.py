@@ -32,7 +32,7 @@ def test_activations_are_those_of_one_micro_batch() -> None:
     assert pieces.at_peak["activations"] == pytest.approx(alone.at_peak["activations"], rel=0.10)
 
 
-@pytest.mark.parametrize("microbatches, zero", [(1, 0), (4, 3)])
+@pytest.mark.parametrize("microbatches, zero", [pytest.param(1, 0, marks=pytest.mark.slow), (4, 3)])
 def test_a_rank_holds_what_the_account_says(microbatches: int, zero: int) -> None:
     found = held("contrastive(over = all)", 64, 2, microbatches, zero)
     assert abs(found.error) <= 0.20, (found.error, found.predicted, found.at_peak, found.when)

@@ -221,7 +221,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("autocast", (False, True))
+@pytest.mark.parametrize("autocast", (False, pytest.param(True, marks=pytest.mark.slow)))
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_block_keeps_what_the_account_says(name: str, autocast: bool) -> None:
     node, module = block(*NETWORKS[name])
