@@ -12,7 +12,8 @@ SHELL       := bash
 .DEFAULT_GOAL := help
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+# Compiling all modules beforehand is half of an installation; Python compiles at its first use what is used.
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
 FLOORS := dsl compiler runtime grammar
 TYPES  := build/types/dslc
 # The folders that hold tests; pytest puts each on the path, so that a test may use one beside it.
@@ -39,6 +40,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing into $(VENV) (with torch: some minutes the first time)"
 	@$(PIP) setuptools wheel
 	@$(PIP) --no-build-isolation -e '.[dev]'
+	@$(BIN)/python -c 'import torch.distributed.fsdp, torch.distributed.tensor'  # compiles what each rank imports
 	@touch $@
 
 run: $(STAMP) ## train examples/digits.plt; another job with JOB=… and ARGS=…
