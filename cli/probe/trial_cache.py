@@ -50,6 +50,7 @@ class TrialFacts(Record):
     optimizer: OptimizerFacts | None
     weights: Mapping[str, TensorEntry] | None
     step_draws: NetworkFacts | None = None
+    loss_draws: NetworkFacts | None = None
 
 
 class TrialCache:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from dslc.compiler.facts.sources import context_of
 from dslc.compiler.ir.codec import from_json, to_json
-from dslc.compiler.ir.network_facts import NetworkFacts, OptimizerFacts
-from dslc.compiler.ir.program import LearningRateStep, MetricStep, OptimizerStep
-from dslc.compiler.ir.steps import PythonFunction
+from dslc.compiler.ir.network_facts import CodePlace, NetworkFacts, OptimizerFacts
+from dslc.compiler.ir.program import LearningRateStep, LossStep, MetricStep, OptimizerStep
+from dslc.compiler.ir.steps import LOSS, PythonFunction
 from dslc.compiler.model.model import ModelGraph, build
 from dslc.compiler.model.opaque import opaque
 from dslc.compiler.placement.layout import lay_out
@@ -31,6 +31,7 @@ from dslc.dsl.remedy import remedy, remove_field, set_argument, set_field
 from dslc.dsl.source import Span
 from dslc.dsl.words import article, plural, shorten_list
 from dslc.probe.child import ChildAnswer, Json, first_line, import_torch_for_children, in_child, where_in_the_users_code
+from dslc.probe.network_trial import real_batch
 from dslc.probe.sample_outputs import Pair, read_outputs, spread
 from dslc.probe.trial import Trial, missing_library
 from dslc.runtime.model.errors import LossError
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
 
 
 def try_loss(trial: Trial) -> Findings[Trial | None]:
-    """Finds a user's loss and, if its input is known and not large, calls it. Adds whether it counts by itself."""
+    """Finds a user's loss and, if its input is known and not large, calls it. Adds whether it counts by itself, and
+    what it draws.
+    """
     job, call = trial.job, trial.job.model.loss
     if not isinstance(call, PythonLoss):
         return None
@@ -51,16 +54,15 @@ def try_loss(trial: Trial) -> Findings[Trial | None]:
     pieces = layout.sizes["data"] * layout.microbatches if layout else 1
     ranks = layout.world_size if layout else 1
 
-    def use(function: Callable[..., UserValue]) -> tuple[bool, bool] | dict[str, object]:
+    def use(function: Callable[..., UserValue]) -> dict[str, object]:
         from dslc.compiler.trace.devices import cpu_tensor_of_loss, named_gpus
-        from dslc.compiler.trace.draws import line_of_draw
         from dslc.runtime.model.loss_state import LossStateError, try_state
         from dslc.runtime.model.losses import as_rank_0, mixes_samples, try_out
 
         _refuse_class(function, call)
         step = trial.steps.loss
 
-        def attempt(batches: list[Pair]) -> tuple[bool, bool] | dict[str, object]:
+        def attempt(batches: list[Pair]) -> dict[str, object]:
             try:
                 for batch in batches[:1]:
                     if job.devices.gpus is not None and (place := cpu_tensor_of_loss(function, *batch)) is not None:
@@ -69,23 +71,22 @@ def try_loss(trial: Trial) -> Findings[Trial | None]:
             except LossStateError as error:
                 return {"names": error.names, "moves": error.moves}
             counts = bool(sum(try_out(step, *batch) for batch in batches))  # each of them is tried
-            line = line_of_draw(lambda: try_out(step, *batches[-1]))
-            if line is not None:
-                return {"counts": counts, "draws": line}
-            if pieces == 1 or call.over is not None:
-                return counts, False
             counted_step = replace(step, counts="own") if counts else step
+            draws = _draws_of_loss(counted_step, batches[-1])
+            if draws is not None or pieces == 1 or call.over is not None:
+                mixes = draws is not None and draws.loss_mixes and pieces > 1 and call.over is None
+                return {"counts": counts, "mixes": mixes, "draws": to_json(draws)}
             mixes = mixes_samples(counted_step, *batches[-1])
             with contextlib.suppress(Exception):  # any kind: the user's code may refuse what is invented
                 if not mixes and (uniform := spread(batches[-1])) is not None:
                     mixes = mixes_samples(counted_step, *uniform)
-            return counts, mixes
+            return {"counts": counts, "mixes": mixes}
 
         with as_rank_0(ranks), named_gpus(job):
-            return trial.batches.first_accepted("train", attempt) or (False, False)
+            return trial.batches.first_accepted("train", attempt) or {}
 
-    answer = yield from used(trial, call, "loss", use, absent=trial.batches.absent)
-    if isinstance(answer, dict) and "cpu" in answer:
+    answer = (yield from used(trial, call, "loss", use, absent=trial.batches.absent)) or {}
+    if "cpu" in answer:
         yield Diagnostic(
             "E0681",
             f"the loss computes with a tensor on the CPU beside those on the GPU ({answer['cpu']})",
@@ -93,15 +94,10 @@ def try_loss(trial: Trial) -> Findings[Trial | None]:
             help="`.to(output.device)` for a tensor that is kept; `device = output.device` for one that the loss makes",
         )
         return None
-    if isinstance(answer, dict) and "draws" in answer:
-        if ranks > 1 or pieces > 1:
-            yield _loss_draws(job, answer["draws"], ranks)
-        answer = answer["counts"], False
-    if isinstance(answer, dict):
+    if "names" in answer:
         yield _loss_state(call, answer["names"], answer["moves"])
         return None
-    counts, mixes = answer or (False, False)
-    if mixes:
+    if answer.get("mixes"):
         yield Diagnostic(
             "W0625",
             f"the loss of a sample depends on the others of its batch, and a batch is cut into {pieces} pieces: the "
@@ -112,19 +108,29 @@ def try_loss(trial: Trial) -> Findings[Trial | None]:
                 " is given the outputs and targets of the whole batch, on any number of ranks and micro-batches",
             ),
         )
-    return trial.with_facts(source=replace(trial.source, loss_counts=True)) if counts else None
+    facts: dict[str, object] = {}
+    if answer.get("counts"):
+        facts["source"] = replace(trial.source, loss_counts=True)
+    if answer.get("draws") is not None:
+        facts["loss_draws"] = from_json(NetworkFacts, answer["draws"])
+    return trial.with_facts(**facts) if facts else None
 
 
-def _loss_draws(job: JobSpec, line: str, ranks: int) -> Diagnostic:
-    """Returns the diagnostic of a loss that draws random numbers, which no layer has."""
-    where = "on each rank" if ranks > 1 else "for each micro-batch than for a whole batch"
-    return Diagnostic(
-        "W0608",
-        f"the loss draws random numbers{f' ({line})' if line else ''}, different ones {where}: training agrees with "
-        "one process in distribution only",
-        job.model.value_span("loss"),
-        help="draw them in the network's `forward`, or in the data set, where they follow from the sample",
-    )
+def _draws_of_loss(step: LossStep, batch: Pair) -> NetworkFacts | None:
+    """Returns the facts of a loss that draws random numbers in a batch; None for another."""
+    from dslc.compiler.trace.draws import line_of_draw
+    from dslc.runtime.model.losses import try_out
+    from dslc.runtime.step.draw_trial import draws_of_loss
+
+    line = line_of_draw(lambda: try_out(step, *batch))
+    if line is None:
+        return None
+    try:
+        return draws_of_loss(step, *(spread(batch) or batch))
+    except Exception as error:  # any kind: the user's code may refuse a part of a batch, or what is invented
+        place = CodePlace(module=LOSS, kind="", line=line)
+        reason = f"it fails on another batch, which would tell: {first_line(error)}"
+        return NetworkFacts(torch_draws=place, uncontrolled_draw=place, uncontrolled_because=reason)
 
 
 def _loss_state(call: PythonLoss, names: Sequence[str], moves: bool) -> Diagnostic:
@@ -276,7 +282,7 @@ def try_step(trial: Trial) -> Findings[Trial | None]:
         from dslc.compiler.trace.batch import LARGE, SMALL, batch_of, read_example
         from dslc.runtime.parallel.per_module_sharding import present_when_called
         from dslc.runtime.step.custom_step import try_out
-        from dslc.runtime.step.step_trial import StepTrial
+        from dslc.runtime.step.draw_trial import draws_of_step
 
         if source.structures is not None:
             example = read_example(trial.files.batches)
@@ -287,7 +293,8 @@ def try_step(trial: Trial) -> Findings[Trial | None]:
         else:
             return None
         model, step, loss = load_function(network)(), trial.function(call), steps.loss
-        result: dict[str, object] = {"draws": to_json(StepTrial(step, loss, model, batches).draws())}
+        draws = draws_of_step(step, loss, model, batches, _distinct_samples(trial))
+        result: dict[str, object] = {"draws": to_json(draws)}
         if shards:
             try:
                 with present_when_called(model):
@@ -312,6 +319,15 @@ def try_step(trial: Trial) -> Findings[Trial | None]:
     if "draws" not in result:
         return None
     return trial.with_facts(step_draws=from_json(NetworkFacts, result["draws"]))
+
+
+def _distinct_samples(trial: Trial) -> UserValue | None:
+    """Returns a batch of different samples, as a step is given it; None if the data gives none."""
+    with contextlib.suppress(Exception):  # any kind: the user's data set may fail, which its own trial reports
+        batch = real_batch(trial)
+        if batch is not None and batch[1] is not None:
+            return batch[0] if batch[1] is batch[0] else batch
+    return None
 
 
 def try_schedule(trial: Trial) -> Findings[None]:

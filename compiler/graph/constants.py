@@ -29,7 +29,7 @@ from dslc.compiler.model.job_steps import (
     transformers_step,
 )
 from dslc.compiler.model.outputs import classes_come_first
-from dslc.compiler.placement.draws import draw_step, draws_of_own_step
+from dslc.compiler.placement.draws import draw_step, draws_of_own_loss, draws_of_own_step
 from dslc.compiler.placement.exchange import ExchangePolicy
 from dslc.compiler.placement.losses import compared_ranks
 from dslc.compiler.placement.sharding import (
@@ -90,7 +90,8 @@ def constants(analysis: Analysis) -> Iterator[tuple[str, NodeRecord]]:
     if head is not None:
         loss, compiled = replace(loss, head=head.module, chunks=head.chunks), False
     reference = _reference(job)
-    yield "loss", replace(loss, together=together, compiled=compiled, reference=reference)
+    loss_draws = draws_of_own_loss(job, analysis.layout, analysis.facts.loss_draws)
+    yield "loss", replace(loss, together=together, compiled=compiled, reference=reference, draws=loss_draws)
     yield "data", data_step(analysis)
     yield "optimizer", optimizer_step(analysis)
     yield "learning rate", _learning_rate(analysis)

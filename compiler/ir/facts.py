@@ -72,7 +72,7 @@ class MachineFacts(Record):
 class Facts(Record):
     """`made` is a network that could be made and not called; only its tensors are known. `weights` are the tensors of
     the files that `model.weights` names, if only torch can read them. `step_draws` are the draws of a user's own step,
-    the network's in it among them, and nothing else.
+    the network's in it among them, and nothing else; `loss_draws` are the draws of a user's own loss.
     """
 
     source: SourceFacts | None = None
@@ -82,3 +82,4 @@ class Facts(Record):
     weights: Mapping[str, TensorEntry] | None = None
     machine: MachineFacts | None = None
     step_draws: NetworkFacts | None = None
+    loss_draws: NetworkFacts | None = None

@@ -49,6 +49,24 @@ class ModuleStep(Record):
 PREFERENCES = ("dpo", "ipo", "orpo", "simpo")  # losses of pairs
 
 
+OUTSIDE = "outside of modules"  # stands for the module of the draws of a user's own step
+LOSS = "the loss"  # stands for the module of the draws of a user's own loss
+SHARED = -1  # of a draw: its numbers are the same for all samples
+WIDEST_RANGE = 1 << 53  # of integers that are drawn by sample
+
+
+@record
+class DrawDims(Record):
+    """The dims along which the tensors that `module` draws in a pass, in order, go by samples; or `SHARED`. Such a dim
+    has `rows` for each sample. It is `outers` x samples x the rest; of empty `outers` all are 1.
+    """
+
+    module: str
+    dims: tuple[int, ...]
+    rows: tuple[int, ...] = ()
+    outers: tuple[int, ...] = ()
+
+
 @record
 class LossStep(Record):
     """The loss, as a sum over samples or tokens; the runtime divides it by the global count.
@@ -56,7 +74,8 @@ class LossStep(Record):
     `counts` is the unit: `samples`; `tokens`; `kept`, the tokens that are not `ignore`; `own`, what the loss counts.
     The ranks must sum `kept` before the first backward, and `own` after the last. The kind `own` is the model's own
     loss. A loss that compares samples is over `together` data ranks. The dense layer `head` runs it in `chunks`. A loss
-    of pairs has two rows for each sample, the chosen answer and the rejected one, and may have a `reference`.
+    of pairs has two rows for each sample, the chosen answer and the rejected one, and may have a `reference`. `draws`
+    are the random numbers of a user's own loss that follow from the sample; None: torch's generators draw, if any do.
     """
 
     kind: Literal["cross_entropy", "mse", "l1", "bce", "contrastive", "python", "own", "dpo", "ipo", "orpo", "simpo"]
@@ -70,6 +89,7 @@ class LossStep(Record):
     head: str = ""
     chunks: int = 1
     reference: ReferenceStep | None = None
+    draws: DrawDims | None = None
 
     @property
     def rows(self) -> int:
@@ -156,23 +176,6 @@ class CutDraw(Record):
     size: int
     parts: tuple[int, ...] = ()
     columns: bool = False
-
-
-OUTSIDE = "outside of modules"  # stands for the module of the draws of a user's own step
-SHARED = -1  # of a draw: its numbers are the same for all samples
-WIDEST_RANGE = 1 << 53  # of integers that are drawn by sample
-
-
-@record
-class DrawDims(Record):
-    """The dims along which the tensors that `module` draws in a pass, in order, go by samples; or `SHARED`. Such a dim
-    has `rows` for each sample. It is `outers` x samples x the rest; of empty `outers` all are 1.
-    """
-
-    module: str
-    dims: tuple[int, ...]
-    rows: tuple[int, ...] = ()
-    outers: tuple[int, ...] = ()
 
 
 @record

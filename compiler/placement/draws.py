@@ -12,6 +12,7 @@ from dataclasses import replace
 from dslc.compiler.ir.network_facts import CodePlace, NetworkFacts
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.program import CutDraw, DrawStep
+from dslc.compiler.ir.steps import LOSS, DrawDims
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.tensor_plan import TensorPlan
 from dslc.dsl.language.job import JobSpec
@@ -36,6 +37,23 @@ def draws_of_own_step(job: JobSpec, facts: NetworkFacts | None) -> DrawStep | No
     if facts is None or facts.torch_draws is None or known_uncontrolled(facts):
         return None
     return _step_of(facts) if job.train.dropout_generator != "torch" else None
+
+
+def draws_of_own_loss(job: JobSpec, layout: Layout, facts: NetworkFacts | None) -> DrawDims | None:
+    """Returns the draws by sample of a loss of the user's own; None if torch draws, or nothing does."""
+    if facts is None or facts.torch_draws is None or uncontrolled_loss_draw(job, layout, facts) is not None:
+        return None
+    return next(iter(facts.draw_dims), DrawDims(module=LOSS, dims=()))
+
+
+def uncontrolled_loss_draw(job: JobSpec, layout: Layout, facts: NetworkFacts) -> tuple[CodePlace, str] | None:
+    """Returns the first draw of a loss of the user's own that cannot be given by sample, and the reason."""
+    place = facts.torch_draws or CodePlace(module=LOSS, kind="")
+    if job.train.dropout_generator == "torch" and facts.torch_draws is not None:
+        return place, "`train.dropout_generator` is `torch`"
+    if layout.sizes["context"] > 1 and facts.torch_draws is not None:
+        return place, "a rank of the context axis has a piece of each sample, and makes the loss of that"
+    return known_uncontrolled(facts)
 
 
 def _step_of(facts: NetworkFacts) -> DrawStep:

@@ -35,6 +35,7 @@ from dslc.compiler.rules.model.experts import (
 )
 from dslc.compiler.rules.model.float8 import check_float8
 from dslc.compiler.rules.model.forward_passes import check_forward_passes
+from dslc.compiler.rules.model.loss_draws import check_loss_draws
 from dslc.compiler.rules.model.preferences import check_preferences
 from dslc.compiler.rules.model.quantization import check_quantization
 from dslc.compiler.rules.model.weights import check_weights
@@ -152,6 +153,7 @@ UNKNOWNS: Rules = ((lambda k: warn_of_unknown_stages(k.job, _present(k.layout), 
 USER_CODE: Rules = (
     (lambda k: check_own_optimizer(k.job, k.layout, k.facts.optimizer), ()),
     (lambda k: check_step_draws(k.job, k.layout, k.facts.step_draws), ()),
+    (lambda k: check_loss_draws(k.job, k.layout, k.facts.loss_draws), ()),
     (_check_pictures, ()),
     (lambda k: check_padding(k.job, k.source, k.facts.model), ()),
 )

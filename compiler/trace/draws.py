@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.ir.network_facts import CodePlace
-from dslc.compiler.ir.steps import OUTSIDE, SHARED, WIDEST_RANGE, DrawDims
+from dslc.compiler.ir.steps import SHARED, WIDEST_RANGE, DrawDims
 from dslc.compiler.trace.code_place import HostDraws, line_at, names_of
 from dslc.compiler.trace.private_torch import Arguments, OperationMode, Operator, Options
 from dslc.compiler.trace.run import tensors_of
@@ -104,14 +104,14 @@ def draw_at(
     named: Options,
     result: object,
     *,
-    is_step: bool = False,
+    outside: str = "",
 ) -> Draw:
-    """Returns the draw of an operation that a network calls in `frame`, while the `forward` of some modules runs; or
-    that a user's own step calls, perhaps outside of them.
+    """Returns the draw of an operation that a network calls in `frame`, while the `forward` of some modules runs.
+    `outside` names the layer of what a user's function draws outside of them; "" for none.
     """
     name, tensors = operation.name().removeprefix("aten::"), tensors_of(result)
     module = running[-1] if running else model
-    outside = is_step and not running
+    layer = "" if running else outside
     dtype = tensors[0].dtype if tensors else None
     if name == CHOICE:  # draws a number for each chance
         tensors = tensors_of(args[:1])
@@ -119,12 +119,12 @@ def draw_at(
         operation=name,
         shape=tuple(tensors[0].shape) if tensors else (),
         place=CodePlace(
-            module=OUTSIDE if outside else names_of(model).get(id(module), ""),
+            module=layer or names_of(model).get(id(module), ""),
             kind=type(module).__name__,
             line=line_at(frame),
         ),
-        kind=OUTSIDE if outside else class_name(type(module)),
-        fault=_fault(name, args, named, dtype) if running or is_step else "it draws outside of the network's `forward`",
+        kind=layer or class_name(type(module)),
+        fault=_fault(name, args, named, dtype) if running or layer else "it draws outside of the network's `forward`",
     )
 
 

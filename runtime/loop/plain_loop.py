@@ -107,7 +107,8 @@ def _step(
         low = job.precision.dtype != "float32"
         with torch.autocast(device.type, getattr(torch, job.precision.dtype)) if low else contextlib.nullcontext():
             output = call(model, model.forward, input) if job.data.structured else model(input)
-            loss = sum(balance_losses, mean(output, target))
+            with draws.in_loss():
+                loss = sum(balance_losses, mean(output, target))
         balance_losses.clear()
         draws.leave()
         optimizer.zero_grad()

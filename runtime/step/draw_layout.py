@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dslc.compiler.ir.network_facts import NetworkFacts
 from dslc.compiler.ir.program import DrawStep
-from dslc.compiler.ir.steps import SHARED, DrawDims
+from dslc.compiler.ir.steps import OUTSIDE, SHARED, DrawDims
 from dslc.runtime.technique import sample_draws
 from dslc.runtime.technique.sample_pass import ACTIVE, SamplePass
 
@@ -70,12 +70,16 @@ def _layouts(draws: Sequence[DrawDims]) -> Iterator[tuple[DrawDims, ...]]:
 
 
 @contextmanager
-def drawing_by_sample(model: nn.Module, facts: NetworkFacts, first: int, samples: int) -> Iterator[None]:
-    """Lets a copy of a network draw as in a pass over some samples of a batch."""
+def drawing_by_sample(
+    model: nn.Module, facts: NetworkFacts, first: int, samples: int, outside: str = OUTSIDE
+) -> Iterator[None]:
+    """Lets a copy of a network draw as in a pass over some samples of a batch; and code outside of its modules, by the
+    layer `outside`.
+    """
     step = DrawStep(kinds=facts.draws, shared=facts.shared_draws, dims=facts.draw_dims)
     sample_draws.apply(step, model, *_ONE_RANK, torch.device("cpu"))
     ACTIVE.samples = SamplePass(seed=0, step=0, first=first, samples=samples)
-    ACTIVE.layer = sample_draws.outside_layer(step)
+    ACTIVE.layer = sample_draws.outside_layer(step, outside)
     try:
         yield
     finally:

@@ -23,15 +23,18 @@ from dslc.runtime.parallel.loss_gather import gathered_samples
 from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.step.forward_ahead import PassesAhead
 from dslc.runtime.technique.precision import autocast
+from dslc.runtime.technique.sample_draws import SampleDraws
 
 
 class WholeBatch:
     """The loss of the micro-batches of a step: `begin` takes each batch, then `loss` each output."""
 
-    def __init__(self, job: JobProgram, place: RankPlace, parts: TrainingComponents, passes: PassesAhead) -> None:
+    def __init__(
+        self, job: JobProgram, place: RankPlace, parts: TrainingComponents, passes: PassesAhead, draws: SampleDraws
+    ) -> None:
         assert isinstance(parts.loss, WholeSum)
         self._job, self._place, self._sum = job, place, parts.loss
-        self._device, self._passes = parts.device, passes
+        self._device, self._passes, self._draws = parts.device, passes, draws
         gathered_samples(job, place, job.data.batch)  # all ranks make the groups now
         self._ahead: list[tuple[list[Tensor | None], Tensor]] = []  # by micro-batch: gradients of its output, its loss
 
@@ -45,12 +48,16 @@ class WholeBatch:
     def loss(self, output: object, target: object) -> Tensor:
         """Returns the sum of the losses of a micro-batch, differentiable in its output."""
         if not self._ahead:
-            return self._sum.gathered_sum(output, target, self._others)
+            return self._gathered_sum(output, target)
         gradients, value = self._ahead.pop(0)
         found = zip(_differentiable(output), gradients, strict=True)
         parts = [(each.to(given.dtype) * given).sum() for each, given in found if given is not None]
         total = torch.stack(parts).sum() if parts else torch.zeros((), device=self._device)
         return total + (value - total).detach()
+
+    def _gathered_sum(self, output: object, target: object) -> Tensor:
+        with self._draws.in_gathered_loss(self._others.first, self._others.samples):
+            return self._sum.gathered_sum(output, target, self._others)
 
     def _make_ahead(self, batch: StepBatch) -> None:
         outputs: list[object] = []
@@ -61,7 +68,7 @@ class WholeBatch:
         leaves, form = flatten(output)
         leaves = [each.requires_grad_() if _has_gradient(each) else each for each in leaves]
         with autocast(self._job.precision, self._device):
-            total = self._sum.gathered_sum(unflatten(leaves, form), target, self._others)
+            total = self._gathered_sum(unflatten(leaves, form), target)
         found = [each for each in leaves if _has_gradient(each)]
         made = torch.autograd.grad(total, found, allow_unused=True) if total.requires_grad else [None] * len(found)
         value = total.detach()

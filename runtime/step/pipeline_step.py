@@ -66,7 +66,7 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
     totals: list[Tensor] = []
 
     def loss(output: object, target: object) -> Tensor:
-        with autocast(precision, device):
+        with autocast(precision, device), draws.in_loss():
             summed = loss_sum(output, target)
         if not isinstance(output, Tensor):
             summed = _over_all_parts(summed, output, job)

@@ -131,18 +131,21 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
             return run_model(cut_input(input))
 
     draws = SampleDraws(job, place)
+    in_loss = draws.in_loss if job.loss.draws is not None and not job.loss.together else contextlib.nullcontext
     ahead = PassesAhead(parts, output_of, draws.enter)
     balance = StepBalanceLoss(parts, scaled)
     together: WholeBatch | None = None
     if job.loss.together:  # the loss compares samples
-        together = WholeBatch(job, place, parts, ahead)
+        together = WholeBatch(job, place, parts, ahead, draws)
         loss_sum = together.loss
 
     def forward(input: Structure, target: Structure) -> Tensor:
         own_target = cut(target)
         with computes_losses(parts.plain, job.loss, own_target) if job.loss.head else nothing:
             output = run_model(cut_input(input))
-        loss = connected(loss_sum(output, own_target), output)
+        with in_loss():
+            loss = loss_sum(output, own_target)
+        loss = connected(loss, output)
         return loss if varying is None else varying.touched(loss, output)
 
     def forward_in_contexts(input: Structure, target: Structure) -> Tensor:

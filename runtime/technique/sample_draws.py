@@ -26,7 +26,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -34,7 +35,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.traceback import annotate
 
-from dslc.compiler.ir.program import CutDraw, DrawStep, JobProgram, RankPlace
+from dslc.compiler.ir.program import CutDraw, DrawStep, JobProgram, LossStep, RankPlace
 from dslc.compiler.ir.steps import OUTSIDE
 from dslc.compiler.trace.private_torch import AnyDropout
 from dslc.compiler.trace.structures import class_name
@@ -98,17 +99,22 @@ def apply(
         mark_by_sample(module)
 
 
-def outside_layer(step: DrawStep) -> DrawingLayer | None:
-    """Returns the layer of what a user's own step draws outside of modules; None if it draws nothing there."""
-    if OUTSIDE not in (*step.kinds, *step.shared):
+def outside_layer(step: DrawStep, name: str = OUTSIDE) -> DrawingLayer | None:
+    """Returns the layer `name` of what a user's function draws outside of modules; None if it draws nothing there."""
+    if name not in (*step.kinds, *step.shared):
         return None
-    dims = [draw for draw in step.dims if draw.module == OUTSIDE]
+    dims = [draw for draw in step.dims if draw.module == name]
     return DrawingLayer(
-        name=OUTSIDE,
-        shared=OUTSIDE in step.shared,
+        name=name,
+        shared=name in step.shared,
         dims=dims[0].dims if dims else (),
         outers=dims[0].outers if dims else (),
     )
+
+
+def _loss_layer(step: LossStep) -> DrawingLayer | None:
+    draws = step.draws
+    return None if draws is None else DrawingLayer(name=draws.module, dims=draws.dims, outers=draws.outers)
 
 
 def _pieces_of(
@@ -173,20 +179,24 @@ def _without_cudnn(forward: Callable[..., object]) -> Callable[..., object]:
 
 
 class SampleDraws:
-    """Enters the passes of a rank's micro-batches; does nothing for a job with torch's random numbers, unless its
-    tensors are summarized by sample.
+    """Enters the passes of a rank's micro-batches, and the loss of each; does nothing for a job with torch's random
+    numbers, unless its tensors are summarized by sample.
     """
 
     def __init__(self, job: JobProgram, place: RankPlace) -> None:
         self._job, self._place = job, place
         self._passes: list[SamplePass] = []
         self._layer = outside_layer(job.draws) if job.draws is not None else None
+        self._loss_layer = _loss_layer(job.loss)
+        if self._loss_layer is not None:
+            replace_kernels(job.device)
+            replay_checkpoints()
 
     def begin(self, batch: StepBatch) -> None:
         """Takes up the batch of a step."""
         compiling.forget_passes()
         seen = self._job.observation
-        if self._job.draws is None and not (seen is not None and seen.tensors):
+        if self._job.draws is None and self._loss_layer is None and not (seen is not None and seen.tensors):
             return
         data = self._job.data
         first, _, sizes = sizes_of(data, self._place, self._job.microbatches, batch.number % steps_per_epoch(data))
@@ -204,3 +214,35 @@ class SampleDraws:
 
     def leave(self) -> None:
         ACTIVE.samples = ACTIVE.layer = None
+
+    @contextmanager
+    def in_loss(self) -> Iterator[None]:
+        """Lets the loss of the pass that was entered draw by sample."""
+        before = ACTIVE.layer
+        ACTIVE.layer = self._loss_layer
+        try:
+            yield
+        finally:
+            ACTIVE.layer = before
+
+    @contextmanager
+    def in_gathered_loss(self, first: int, samples: int) -> Iterator[None]:
+        """Lets a loss over the passes of all micro-batches and of other ranks draw by sample. The samples of this rank
+        begin at `first` of `samples`.
+        """
+        if self._loss_layer is None:
+            yield
+            return
+        before = ACTIVE.samples
+        orders, start = [each.order for each in self._passes], self._passes[0].first
+        order = None
+        if samples == sum(each.samples for each in self._passes) and None not in orders:
+            order = torch.cat([each.order + each.first - start for each in self._passes if each.order is not None])
+        ACTIVE.samples = replace(
+            self._passes[0], first=start - first, samples=samples, order=order, draws=Counter[str]()
+        )
+        try:
+            with self.in_loss():
+                yield
+        finally:
+            ACTIVE.samples = before

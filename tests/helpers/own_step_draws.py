@@ -89,3 +89,23 @@ def by_numpy(training: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
     losses = training.model(share * clean, torch.zeros(len(clean), dtype=torch.long)).square().mean(1)
     training.update(losses)
     return losses
+
+
+def contrastive(training: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Compares samples, with noise of one row for each, and rows to drop of four for each."""
+    clean, _ = batch
+    views = F.normalize(clean + 0.1 * torch.randn(clean.shape), dim=1)
+    kept = torch.rand(len(clean) * 4).unflatten(0, (len(clean), 4)).mean(1)
+    found = training.model(views, torch.zeros(len(clean), dtype=torch.long))
+    losses = F.cross_entropy(found @ found.T, torch.arange(len(found)), reduction="none") * kept
+    training.update(losses)
+    return losses
+
+
+def backwards(training: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Gives the first sample what is drawn last."""
+    clean, _ = batch
+    noisy = clean + torch.randn(clean.shape).flip(0)
+    losses = training.model(noisy, torch.zeros(len(clean), dtype=torch.long)).square().mean(1)
+    training.update(losses)
+    return losses

@@ -48,7 +48,11 @@ def codes_of(job: Path, *settings: str) -> dict[str, str]:
         ),
         pytest.param("halves", "is of a part of 2 samples", marks=pytest.mark.slow),
         ("by_numpy", "it draws from numpy's random numbers"),
+        ("backwards", "draws other numbers for its samples than a pass over all"),
+        ("contrastive", "no trial tells whether its rows go sample by sample"),
     ],
 )
 def test_draws_that_nothing_controls_are_warned_of_with_their_line(tmp_path: Path, step: str, text: str) -> None:
-    assert text in codes_of(job_of(tmp_path, step))["W0624"]
+    codes = codes_of(job_of(tmp_path, step))
+    assert text in codes["W0624"]
+    assert ("W0625" in codes) == (step == "contrastive")

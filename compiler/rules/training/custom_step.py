@@ -1,4 +1,6 @@
-"""Rules for a step of the user's own: it runs over the data axis, with any `zero`. E0620, E0621, W0620, W0624."""
+"""Rules for a step of the user's own: it runs over the data axis, with any `zero`. E0620, E0621, W0620, W0624,
+W0625.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,19 @@ def check_own_step(job: JobSpec) -> Iterator[Diagnostic]:
 
 
 def check_step_draws(job: JobSpec, layout: Layout | None, draws: NetworkFacts | None) -> Iterator[Diagnostic]:
-    """Warns of a step that draws random numbers which each rank draws for itself."""
-    if draws is None or layout is None or layout.world_size == 1 or draws_of_own_step(job, draws) is not None:
+    """Warns of a step that draws random numbers which each rank draws for itself, and of one that compares samples."""
+    if draws is None or layout is None or layout.world_size == 1:
+        return
+    if draws.loss_mixes:
+        yield Diagnostic(
+            "W0625",
+            f"the losses of the step depend on the other samples of its batch, and each of {layout.world_size} ranks "
+            "has a part of the batch: the training is not that of one process",
+            job.train.value_span("step"),
+            help="one rank; or, of a training with one loss and one optimizer, a loss of a whole batch instead of a "
+            'step: `python("module:function", over = all)`',
+        )
+    if draws_of_own_step(job, draws) is not None:
         return
     known = known_uncontrolled(draws)
     if known is None and draws.torch_draws is None:

@@ -51,5 +51,5 @@ def against_others(scores: Tensor, _: Tensor) -> Tensor:
 
 
 def of_noisy(scores: Tensor, target: Tensor) -> Tensor:
-    noisy = scores + 0.1 * torch.randn_like(scores)
+    noisy = scores + 0.1 * torch.poisson(torch.ones_like(scores))
     return nn.functional.cross_entropy(noisy, target, reduction="none")

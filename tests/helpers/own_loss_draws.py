@@ -1,0 +1,37 @@
+"""Losses of a user's own that draw random numbers: of samples, of a whole batch, and such as no layer can give."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def noisy(scores: Tensor, target: Tensor) -> Tensor:
+    """Has noise and dropout of each sample, and one number for all. Two rows of each sample are joined in one draw."""
+    pairs = F.dropout(torch.cat([scores, -scores]), 0.2)  # of (2 * samples, classes)
+    scores = F.dropout(scores, 0.3) + 0.3 * torch.randn_like(scores) + 0.1 * pairs[len(scores) :]
+    return F.cross_entropy(scores, target, reduction="none") * (1 + torch.rand(()))
+
+
+def noisy_mean(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Counts by itself."""
+    kept = (torch.rand(len(target)) < 0.7).float()
+    return (F.cross_entropy(scores, target, reduction="none") * kept).sum(), kept.sum()
+
+
+def against_others(scores: Tensor, target: Tensor) -> Tensor:
+    """Compares samples."""
+    noise = F.normalize(scores + 0.1 * torch.randn_like(scores), dim=1)
+    return F.cross_entropy(noise @ noise.T / 0.2, torch.arange(len(noise)), reduction="none")
+
+
+def mixup(scores: Tensor, target: Tensor) -> Tensor:
+    order = torch.randperm(len(target))  # mixup
+    return F.cross_entropy(scores, target[order], reduction="none")
+
+
+def backwards(scores: Tensor, target: Tensor) -> Tensor:
+    """Gives the first sample what is drawn last."""
+    noise = torch.randn(scores.shape)  # backwards
+    return F.cross_entropy(scores + noise.flip(0), target, reduction="none")
