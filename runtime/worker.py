@@ -55,7 +55,7 @@ from dslc.runtime.reference import add_reference
 from dslc.runtime.step.assemble import TrainingComponents, assemble
 from dslc.runtime.step.rank_speeds import with_measured_shares
 from dslc.runtime.train import TrainingResult, train
-from dslc.runtime.transport import gloo, shared_memory, unpickling
+from dslc.runtime.transport import gloo, hierarchical_group, shared_memory, unpickling
 from dslc.runtime.transport.barriers import StartupChannels
 from dslc.runtime.transport.rendezvous import RankStore
 
@@ -219,10 +219,11 @@ def _cores() -> int:
 
 
 def _note_backend(job: JobProgram, place: RankPlace, run_dir: str) -> None:
-    """Says it if the ranks of one host have no memory to share."""
-    shares = isinstance(dist.group.WORLD, shared_memory.SharedMemoryGroup)
-    if job.backend == shared_memory.NAME and not shares and 1 < job.world_size == job.processes and place.rank == 0:
-        note(run_dir, "the ranks cannot map each other's memory: their collectives go over gloo")
+    """Says it if the ranks of a host have no memory to share."""
+    shares = isinstance(dist.group.WORLD, shared_memory.PythonGroup)
+    if job.backend == shared_memory.NAME and not shares and job.processes > 1 and place.rank == 0:
+        where = " of a host" * (job.world_size > job.processes)
+        note(run_dir, f"the ranks{where} cannot map each other's memory: their collectives go over gloo")
 
 
 def _open_group(job: JobProgram, place: RankPlace, store: RankStore) -> None:
@@ -234,7 +235,7 @@ def _open_group(job: JobProgram, place: RankPlace, store: RankStore) -> None:
         for library in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", store.interface)
     gloo.short_names()
-    shared_memory.register()
+    hierarchical_group.register(place.node)
     unpickling.guard()
     dist.init_process_group(
         job.backend,

@@ -54,6 +54,7 @@ from dslc.compiler.ir.actions import Payload
 from dslc.compiler.ir.memory import LayerShare, MemoryNode, Phase
 from dslc.compiler.ir.nodes import ParameterNode
 from dslc.compiler.operations.exchange_rules import kept_bytes, passing_bytes, summed_bytes
+from dslc.compiler.placement.axes import AXES
 from dslc.compiler.placement.losses import has_forward_ahead
 from dslc.compiler.placement.sharding import (
     fused_on,
@@ -61,7 +62,7 @@ from dslc.compiler.placement.sharding import (
     optimizer_groups,
     zero1_partition,
 )
-from dslc.compiler.placement.staging import Staging, process_groups
+from dslc.compiler.placement.staging import Staging, process_groups, ranks_that_share
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.optimizers import PythonOptimizer
 from dslc.dsl.language.preferences import PreferenceLoss
@@ -79,20 +80,19 @@ def account(staging: Staging, pipeline: int, sizes: LayerSizes) -> MemoryNode:
 
 def shared_segment_bytes(staging: Staging, pipeline: int) -> int:
     """Returns the bytes of the segments of the rank at a pipeline coordinate that makes most: one segment for each of
-    its groups on one host. Its peers map it too, and it counts on the rank that makes it alone.
+    its groups with several ranks on its host. Its peers map it too, and it counts on the rank that makes it alone.
     """
     layout = staging.layout
     if layout.backend != "shared_memory":
         return 0
     stride, processes, most = layout.stride("pipeline"), layout.processes, 0
     first = pipeline * stride
-    # Groups of one kind are equally wide. Those of the stage's first rank are on one host if any are, unless a stage
-    # begins in the middle of a node.
-    is_aligned = stride % processes == 0 or processes % stride == 0
+    # Where axes fill nodes, or nodes axes, all ranks of a stage are alike.
+    widths = [layout.stride(axis) * layout.sizes[axis] for axis in AXES] + [stride]
+    is_aligned = all(width % processes == 0 or processes % width == 0 for width in widths)
     for rank in range(first, first + (1 if is_aligned else stride)):
-        node = rank // processes
-        on_host = [g for g in process_groups(staging, rank) if g[0] // processes == g[-1] // processes == node]
-        most = max(most, sum(segment_bytes(len(group)) for group in on_host))
+        groups = process_groups(staging, rank)
+        most = max(most, sum(segment_bytes(ranks_that_share(group, processes)) for group in groups))
     return most
 
 

@@ -22,7 +22,8 @@ published runs, or else at the speeds of the catalogue.
 
 A collective that was not measured, of S bytes over n ranks, moves in rings (Thakur et al. 2005) S (n - 1) / n of them
 over each rank's link, and twice that for an all-reduce; all-to-all sends as many. If its ranks are on several nodes,
-the ranks of one node share the traffic from others: with k of them on a node, k network ports carry it. The slower of
+the ranks of one node share the traffic from others: with k of them on a node, k network ports carry it. Over gloo, a
+ring of all ranks, they share what one of them sends on. The slower of
 both ways counts.
 
 Limits: links do not contend. At the catalogue's speeds the result is a lower bound: it leaves out the memory's
@@ -397,14 +398,17 @@ class _Links:
         ranks, ranks_of_node = self._ranks(traffic)
         if ranks < 2:
             return 0.0, 0.0
-        if traffic.among == "nodes":  # each rank of a node has a piece of its own, and all of them share the port
-            ways, node_bytes = 2 if traffic.operation == "all_reduce" else 1, traffic.bytes * self.layout.processes
-            total = node_bytes * (ranks if traffic.operation == "all_gather" else 1)
-            return 0.0, ways * total * (ranks - 1) / ranks
         total = traffic.bytes * (ranks if traffic.operation == "all_gather" else 1)
         ways = 2 if traffic.operation == "all_reduce" else 1
+        ways_of_gloo = 2 if traffic.operation in ("all_reduce", "reduce_scatter") else 1
+        is_gloos = self.layout.device == "cpu" and not self.layout.is_hierarchical(ranks, traffic.stride)
+        if traffic.among == "nodes":  # each rank of a node has a piece of its own, and all of them share the port
+            node_bytes = total * self.layout.processes * (ranks - 1) / ranks
+            return 0.0, node_bytes * (ways_of_gloo if is_gloos else ways)
         nodes = -(-ranks // ranks_of_node)
         over_link = ways * total * (ranks - 1) / ranks * (ranks_of_node > 1)
+        if is_gloos and nodes > 1:  # in a ring of all ranks, one of a node sends all of it on
+            return over_link, ways_of_gloo * total * (ranks - 1) / ranks / ranks_of_node
         return over_link, ways * total * (nodes - 1) / nodes / ranks_of_node
 
     def _sent_to_peers(self, traffic: TrafficNode) -> tuple[float, float]:

@@ -117,8 +117,8 @@ class MeasuredTimes:
                 and _name(self._staging, traffic_node) not in calibration.collectives
             ):
                 shared = " over shared memory" * (self._staging.layout.backend == "shared_memory")
-                way = " across hosts" if _is_across(self._staging, traffic_node) else shared
-                yield f"times of {traffic_node.operation} among {traffic_node.ranks or 2} ranks{way}"
+                across = " across hosts" * _is_across(self._staging, traffic_node)
+                yield f"times of {traffic_node.operation} among {traffic_node.ranks or 2} ranks{across}{shared}"
 
 
 def arithmetic(staging: Staging) -> str:

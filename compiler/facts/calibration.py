@@ -243,8 +243,8 @@ def collective_name(operation: str, ranks: int, backend: str, *, across: bool = 
     """Returns the name of a collective among `ranks`, on one host or `across` hosts; `ranks` is 0 for a message, which
     is between two.
     """
-    where = " across hosts" if across else " over shared memory" if backend == "shared_memory" else ""
-    return f"{operation} {ranks or 2}{where}"
+    memory = " over shared memory" if backend == "shared_memory" else ""
+    return f"{operation} {ranks or 2}{' across hosts' if across else ''}{memory}"
 
 
 def merge_calibrations(older: Calibration, newer: Calibration) -> Calibration:

@@ -76,6 +76,13 @@ class Layout(Record):
         """True if some neighbours on the axis are on different nodes."""
         return crosses_nodes(self.sizes[axis], self.stride(axis), self.nodes, self.processes)
 
+    def is_hierarchical(self, ranks: int, stride: int) -> bool:
+        """True if a group of ranks, each `stride` after the one before, has several on each of several nodes, which
+        share memory.
+        """
+        on_node = self.processes // max(1, stride)
+        return self.backend == "shared_memory" and 1 < on_node < ranks and ranks % on_node == 0
+
     def ranks(self, pipeline: int) -> range:
         """Returns the ranks of one pipeline coordinate, which are consecutive."""
         stride = self.stride("pipeline")

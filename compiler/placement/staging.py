@@ -4,6 +4,7 @@ groups that its ranks open; and the tensors that one stage sends to the next, wi
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -95,6 +96,16 @@ def process_groups(staging: Staging, rank: int) -> list[tuple[int, ...]]:
     groups = [tuple(ranks), *(group for group in opened if len(group) < len(ranks))]
     groups += [tuple(ranks)] * _further_worlds(staging.sharding)
     return [group for group in groups if len(group) > 1] if layout.world_size > 1 else []
+
+
+def ranks_that_share(group: Sequence[int], processes: int) -> int:
+    """Returns the number of ranks of a group on each node of `processes` ranks; 0 if nodes have unequal numbers of
+    them, with which no rank shares memory.
+    """
+    if group[0] // processes == group[-1] // processes:
+        return len(group)
+    counts = set(Counter(rank // processes for rank in group).values())
+    return counts.pop() if len(counts) == 1 else 0
 
 
 def _mesh_groups(staging: Staging, rank: int) -> list[tuple[int, ...]]:

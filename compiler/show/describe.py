@@ -168,7 +168,10 @@ def link_text(plan: PlanView, axis: AxisNode) -> str:
         return "within a node"
     per_node, remainder = divmod(plan.topology.processes, axis.stride)
     even = per_node > 1 and not remainder and axis.size % per_node == 0
-    return f"between nodes, {plural(per_node, 'rank')} on each" if even else "between nodes"
+    if not even:
+        return "between nodes"
+    shares = "shared memory of " * (plan.topology.backend == "shared_memory")
+    return f"between nodes, {shares}{plural(per_node, 'rank')} on each"
 
 
 def exchanged(node: RankNode | None, axis: str) -> list[TrafficNode]:

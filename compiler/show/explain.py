@@ -13,7 +13,7 @@ from dslc.compiler.cost.stages import equal_counts
 from dslc.compiler.ir.actions import ROUTED, Payload
 from dslc.compiler.ir.memory import KINDS, MemoryNode
 from dslc.compiler.ir.number_text import byte_text, count_text, flop_text, percent_text, time_text
-from dslc.compiler.ir.plan import PlanView, RankNode
+from dslc.compiler.ir.plan import PlanView, RankNode, TopologyNode
 from dslc.compiler.ir.records import Schedule, TrainingNode
 from dslc.compiler.show.describe import (
     AXIS_REASONS,
@@ -102,11 +102,15 @@ def _topology(plan: PlanView) -> list[str]:
     rows = [
         ("nodes", f"{top.nodes:,}{_elastic(counts)}"),
         ("devices", f"{devices_text(plan)}, {top.processes} on each node"),
-        ("backend", f"{top.backend} on {top.device}"),
+        ("backend", f"{top.backend} on {top.device}{_between_nodes(top)}"),
         *([("threads", f"{top.threads} of each process")] if top.threads else []),
         ("memory", known_text(top.memory, byte_text) + (" a device" if top.memory else "") + _limit(plan)),
     ]
     return table(rows)
+
+
+def _between_nodes(top: TopologyNode) -> str:
+    return ", gloo between nodes" if top.backend == "shared_memory" and top.nodes > 1 else ""
 
 
 def _elastic(counts: Sequence[int]) -> str:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.trace.private_torch import FUNCTIONAL_COLLECTIVES, gather_into, group_named
-from dslc.runtime.transport.shared_memory import SharedMemoryGroup
+from dslc.runtime.transport.shared_memory import PythonGroup
 
 
 @cache
@@ -37,8 +37,8 @@ def _all_gather(input: Tensor, ranks: int, group: object) -> Tensor:
     if input.is_complex():  # gloo has no complex numbers; the memory is the same
         parts, whole = torch.view_as_real(input), torch.view_as_real(gathered)
     known_group = group_named(group) if isinstance(group, str) else None
-    if isinstance(known_group, SharedMemoryGroup):
-        known_group.all_gather_single(whole, parts)
+    if isinstance(known_group, PythonGroup):
+        known_group.all_gather_single(whole, parts).wait()
     else:
         gather_into(whole, parts, ranks, group)
     return gathered

@@ -6,8 +6,7 @@ slot. A sum is taken by every rank in the order of the ranks. A message is copie
 receiver takes it.
 
 Contract: a sum is the same on every rank and in every run, and with two ranks it is gloo's to the bit. A collective is
-complete when its call returns; only a receive is completed by its `wait`. A group that spans hosts, or whose ranks
-cannot map each other's memory, is one of gloo's, as is a group of one rank.
+complete when its call returns; only a receive is completed by its `wait`.
 
 Limits: dense tensors of the CPU. Nothing receives from an unnamed rank.
 """
@@ -23,7 +22,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ReduceOp, Store, Work
+from torch.distributed import ReduceOp, Work
 from torch.futures import Future
 
 from dslc.compiler.facts.hardware import SLOT_BYTES, SLOTS
@@ -31,7 +30,6 @@ from dslc.runtime.transport.shared_messages import Inbox, MessageStore, Outbox
 from dslc.runtime.transport.shared_segment import (
     Segment,
     Word,
-    open_segments,
     wait_for,
     wake,
     word_value,
@@ -59,22 +57,7 @@ _SUMS: dict[object, Callable[..., Tensor]] = {
 }
 
 
-def register() -> None:
-    """Makes `shared_memory` a name of torch's for a backend. A second call does no harm."""
-    if not hasattr(dist.Backend, NAME.upper()):
-        dist.Backend.register_backend(NAME, _open_group, devices=["cpu"])
-
-
-def _open_group(
-    store: Store, rank: int, ranks: int, timeout: datetime.timedelta
-) -> SharedMemoryGroup | dist.ProcessGroupGloo:
-    segments = open_segments(store, rank, ranks) if ranks > 1 else None
-    if segments is None:
-        return dist.ProcessGroupGloo(store, rank, ranks, timeout=timeout)
-    return SharedMemoryGroup(segments, rank, timeout.total_seconds())
-
-
-class _FinishedWork(Work):
+class FinishedWork(Work):
     """A collective that is complete."""
 
     def __init__(self, tensors: list[Any]) -> None:
@@ -118,26 +101,18 @@ class _PendingMessage(Work):
 
     def get_future(self) -> Future[list[Tensor]]:
         self.wait()
-        return _FinishedWork(self._tensors).get_future()
+        return FinishedWork(self._tensors).get_future()
 
 
-class SharedMemoryGroup(dist.ProcessGroup):
-    """The ranks of a group that is on one host. Of the two forms that torch's stubs know of some collectives, these are
-    those that torch calls.
+class PythonGroup(dist.ProcessGroup):
+    """A group whose collectives are written in Python. It keeps its name, as it has none of torch's backends, which
+    would do so.
     """
 
-    def __init__(self, segments: list[Segment], rank: int, timeout: float) -> None:
-        super().__init__(rank, len(segments))  # type: ignore[call-arg]
-        self._segments, self._own = segments, segments[rank]
-        self._rank, self._ranks, self._timeout = rank, len(segments), timeout
+    def __init__(self, rank: int, ranks: int) -> None:
+        super().__init__(rank, ranks)  # type: ignore[call-arg]
+        self._rank, self._ranks = rank, ranks
         self._name = self._description = ""
-        self._pieces = 0  # laid into slots so far, by each rank
-        store = MessageStore(self._own)
-        self._outbox = [Outbox(self._own, receiver, store) for receiver in range(self._ranks)]
-        self._inbox = [Inbox(segment, rank, self._wait) for segment in segments]
-        self._lock = threading.RLock()  # the passes run in threads of their own
-
-    # Torch keeps a group's name in its backends, of which this one has none.
 
     def getBackendName(self) -> str:
         return NAME
@@ -160,21 +135,43 @@ class SharedMemoryGroup(dist.ProcessGroup):
     def size(self) -> int:
         return self._ranks
 
-    def set_timeout(self, timeout: datetime.timedelta) -> None:
-        self._timeout = timeout.total_seconds()
-
     def shutdown(self) -> None:
-        """A no-op: the memory goes with the processes."""
+        """A no-op: memory and connections go with the processes."""
 
     abort = shutdown
+
+    def _observed(self, kind: str, tensors: list[Tensor]) -> ExitStack:
+        """Returns the observers of a collective, entered."""
+        stack = ExitStack()
+        for observer in OBSERVERS:
+            stack.enter_context(observer(kind, self._ranks, tensors))
+        return stack
+
+
+class SharedMemoryGroup(PythonGroup):
+    """The ranks of a group that is on one host. Of the two forms that torch's stubs know of some collectives, these are
+    those that torch calls.
+    """
+
+    def __init__(self, segments: list[Segment], rank: int, timeout: float) -> None:
+        super().__init__(rank, len(segments))
+        self._segments, self._own, self._timeout = segments, segments[rank], timeout
+        self._pieces = 0  # laid into slots so far, by each rank
+        store = MessageStore(self._own)
+        self._outbox = [Outbox(self._own, receiver, store) for receiver in range(self._ranks)]
+        self._inbox = [Inbox(segment, rank, self._wait) for segment in segments]
+        self._lock = threading.RLock()  # the passes run in threads of their own
+
+    def set_timeout(self, timeout: datetime.timedelta) -> None:
+        self._timeout = timeout.total_seconds()
 
     # ------------------------------------------------------------------------------------------------ one to all
 
     def allreduce(self, tensors: list[Tensor], opts: Options = None) -> Work:  # type: ignore[override]
         with self._collective("all_reduce", tensors):
             for tensor in tensors:
-                (self._reduce if self._ranks <= 2 else self._reduce_in_shares)(_flat(tensor), _operation(opts))
-        return _FinishedWork(tensors)
+                (self._reduce if self._ranks <= 2 else self._reduce_in_shares)(flat_values(tensor), operation_of(opts))
+        return FinishedWork(tensors)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Options = None) -> Work:
         return self.allreduce(tensors, opts)
@@ -182,8 +179,8 @@ class SharedMemoryGroup(dist.ProcessGroup):
     def reduce(self, tensors: list[Tensor], opts: Options) -> Work:  # type: ignore[override]
         with self._collective("reduce", tensors):
             for tensor in tensors:
-                self._reduce(_flat(tensor), _operation(opts), opts.rootRank)
-        return _FinishedWork(tensors)
+                self._reduce(flat_values(tensor), operation_of(opts), opts.rootRank)
+        return FinishedWork(tensors)
 
     def _reduce(self, values: Tensor, operation: ReduceOp.RedOpType, root: int | None = None) -> None:
         """Sums every piece on each rank, or on `root` alone."""
@@ -194,7 +191,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
         def receive(at: int, slots: Slots) -> None:
             if root in (None, self._rank):
-                _combine(values[at * step : (at + 1) * step], slots, operation, self._ranks)
+                _combine_slots(values[at * step : (at + 1) * step], slots, operation)
 
         self._exchange(-(-values.numel() // step), lay, receive)
 
@@ -202,19 +199,15 @@ class SharedMemoryGroup(dist.ProcessGroup):
         """Sums a share of every piece on each rank, and gathers the shares."""
         step = SLOT_BYTES // values.element_size()
 
-        def share(piece: Tensor, rank: int) -> Tensor:
-            width = -(-piece.numel() // self._ranks)
-            return piece[rank * width : (rank + 1) * width]
-
         def lay(at: int, slot: Tensor) -> None:
             piece = values[at // 2 * step : (at // 2 + 1) * step]
             if at % 2 == 0:
                 _fill(slot, piece)
                 return
-            begin = share(piece, self._rank).storage_offset() - piece.storage_offset()
+            own = share(piece, self._rank, self._ranks)
+            begin = own.storage_offset() - piece.storage_offset()
             shares = [other[begin * piece.element_size() :] for other in self._slots_of(self._pieces - 2)]
-            own = share(piece, self._rank)
-            _combine(own, shares, operation, self._ranks)
+            _combine_slots(own, shares, operation)
             _fill(slot, own)
 
         def receive(at: int, slots: Slots) -> None:
@@ -222,32 +215,34 @@ class SharedMemoryGroup(dist.ProcessGroup):
                 piece = values[at // 2 * step : (at // 2 + 1) * step]
                 for rank, slot in enumerate(slots):
                     if rank != self._rank:
-                        _take(slot, share(piece, rank))
+                        _take(slot, share(piece, rank, self._ranks))
 
         self._exchange(2 * -(-values.numel() // step), lay, receive)
 
     def broadcast(self, tensors: list[Tensor], opts: Options) -> Work:  # type: ignore[override]
-        root = opts.rootRank
         with self._collective("broadcast", tensors):
             for tensor in tensors:
-                values = _flat(tensor)
-                step = SLOT_BYTES // values.element_size()
+                self.spread(flat_values(tensor), opts.rootRank)
+        return FinishedWork(tensors)
 
-                def lay(at: int, slot: Tensor, values: Tensor = values, step: int = step) -> None:
-                    if self._rank == root:
-                        _fill(slot, values[at * step : (at + 1) * step])
+    def spread(self, values: Tensor, root: int) -> None:
+        """Copies the values of `root` to each rank."""
+        step = SLOT_BYTES // values.element_size()
 
-                def receive(at: int, slots: Slots, values: Tensor = values, step: int = step) -> None:
-                    if self._rank != root:
-                        _take(slots[root], values[at * step : (at + 1) * step])
+        def lay(at: int, slot: Tensor) -> None:
+            if self._rank == root:
+                _fill(slot, values[at * step : (at + 1) * step])
 
-                self._exchange(-(-values.numel() // step), lay, receive)
-        return _FinishedWork(tensors)
+        def receive(at: int, slots: Slots) -> None:
+            if self._rank != root:
+                _take(slots[root], values[at * step : (at + 1) * step])
+
+        self._exchange(-(-values.numel() // step), lay, receive)
 
     def barrier(self, opts: Options = None) -> Work:
         with self._collective("barrier", []):
             self._exchange(1, lambda at, slot: None, lambda at, slots: None)
-        return _FinishedWork([])
+        return FinishedWork([])
 
     def monitored_barrier(self, timeout: object = None, wait_all_ranks: bool = False) -> None:
         self.barrier()
@@ -256,35 +251,46 @@ class SharedMemoryGroup(dist.ProcessGroup):
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Options = None) -> Work:
         with self._collective("all_gather", [input]):
-            self._gather(list(_flat(output).view(self._ranks, -1)), _flat(input))
-        return _FinishedWork([output])
+            self.gather_parts(list(flat_values(output).view(self._ranks, -1)), flat_values(input))
+        return FinishedWork([output])
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Options = None) -> Work:
         with self._collective("all_gather", inputs):
             for output, input in zip(outputs, inputs, strict=True):
-                self._gather(list(_flat(output).view(self._ranks, -1)), _flat(input))
-        return _FinishedWork(outputs)
+                self.gather_parts(list(flat_values(output).view(self._ranks, -1)), flat_values(input))
+        return FinishedWork(outputs)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options = None) -> Work:  # type: ignore[override]
         with self._collective("all_gather", inputs):
             for parts, input in zip(outputs, inputs, strict=True):
-                self._gather([_flat(part) for part in parts], _flat(input))
-        return _FinishedWork(outputs)
+                self.gather_parts([flat_values(part) for part in parts], flat_values(input))
+        return FinishedWork(outputs)
 
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options = None) -> Work:
         with self._collective("all_gather", inputs):
             for n, input in enumerate(inputs):
-                self._gather([_flat(parts[n]) for parts in outputs], _flat(input))
-        return _FinishedWork(outputs)
+                self.gather_parts([flat_values(parts[n]) for parts in outputs], flat_values(input))
+        return FinishedWork(outputs)
 
     def gather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options) -> Work:  # type: ignore[override]
         with self._collective("gather", inputs):
-            parts = [_flat(part) for part in outputs[0]] if self._rank == opts.rootRank else None
-            self._gather(parts, _flat(inputs[0]))
-        return _FinishedWork(outputs)
+            parts = [flat_values(part) for part in outputs[0]] if self._rank == opts.rootRank else None
+            self.gather_parts(parts, flat_values(inputs[0]))
+        return FinishedWork(outputs)
 
-    def _gather(self, parts: list[Tensor] | None, own: Tensor) -> None:
+    def gather_parts(self, parts: list[Tensor] | None, own: Tensor) -> None:
         """Gathers `own` of all ranks into `parts`, None on a rank that receives nothing."""
+        if parts is not None and any(part.numel() != own.numel() for part in parts):
+            raise ValueError("the tensors of an all-gather differ in size")
+        self._gather(parts, own, own.numel())
+
+    def gather_shares(self, values: Tensor) -> None:
+        """Gathers the share of `values` that each rank has."""
+        shares = [share(values, rank, self._ranks) for rank in range(self._ranks)]
+        self._gather(shares, shares[self._rank], shares[0].numel())
+
+    def _gather(self, parts: list[Tensor] | None, own: Tensor, length: int) -> None:
+        """Gathers parts of at most `length` values."""
         step = SLOT_BYTES // own.element_size()
 
         def lay(at: int, slot: Tensor) -> None:
@@ -294,42 +300,50 @@ class SharedMemoryGroup(dist.ProcessGroup):
             for slot, part in zip(slots, parts or (), strict=False):
                 _take(slot, part[at * step : (at + 1) * step])
 
-        if parts is not None and any(part.numel() != own.numel() for part in parts):
-            raise ValueError("the tensors of an all-gather differ in size")
-        self._exchange(-(-own.numel() // step), lay, receive)
+        self._exchange(-(-length // step), lay, receive)
 
     # ------------------------------------------------------------------------------------------------ scattering
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Options = None) -> Work:
         with self._collective("reduce_scatter", [input]):
-            self._reduce_scatter(_flat(output), list(_flat(input).view(self._ranks, -1)), _operation(opts))
-        return _FinishedWork([output])
+            self.reduce_parts(flat_values(output), list(flat_values(input).view(self._ranks, -1)), operation_of(opts))
+        return FinishedWork([output])
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Options = None
     ) -> Work:
         with self._collective("reduce_scatter", inputs):
             for output, input in zip(outputs, inputs, strict=True):
-                self._reduce_scatter(_flat(output), list(_flat(input).view(self._ranks, -1)), _operation(opts))
-        return _FinishedWork(outputs)
+                self.reduce_parts(
+                    flat_values(output), list(flat_values(input).view(self._ranks, -1)), operation_of(opts)
+                )
+        return FinishedWork(outputs)
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Options = None) -> Work:  # type: ignore[override]
         with self._collective("reduce_scatter", [part for parts in inputs for part in parts]):
             for output, parts in zip(outputs, inputs, strict=True):
-                self._reduce_scatter(_flat(output), [_flat(part) for part in parts], _operation(opts))
-        return _FinishedWork(outputs)
+                self.reduce_parts(flat_values(output), [flat_values(part) for part in parts], operation_of(opts))
+        return FinishedWork(outputs)
 
-    def _reduce_scatter(self, output: Tensor, parts: Sequence[Tensor], operation: ReduceOp.RedOpType) -> None:
+    def reduce_parts(self, output: Tensor, parts: Sequence[Tensor], operation: ReduceOp.RedOpType) -> None:
+        """Puts the sum of this rank's part into `output`."""
         self._exchange_parts(
-            parts, output, lambda values, slots: _combine(values, slots, operation, self._ranks), output.numel()
+            parts, output, lambda values, slots: _combine_slots(values, slots, operation), output.numel()
         )
+
+    def reduce_share(self, values: Tensor, operation: ReduceOp.RedOpType) -> Tensor:
+        """Puts the sum into this rank's share of `values`, and returns the share."""
+        shares = [share(values, rank, self._ranks) for rank in range(self._ranks)]
+        own = shares[self._rank]
+        self._exchange_parts(shares, own, lambda sums, slots: _combine_slots(sums, slots, operation), shares[0].numel())
+        return own
 
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Options) -> Work:  # type: ignore[override]
         with self._collective("scatter", [part for parts in inputs for part in parts]):
-            output, root = _flat(outputs[0]), opts.rootRank
-            parts = [_flat(part) for part in inputs[0]] if self._rank == root else None
+            output, root = flat_values(outputs[0]), opts.rootRank
+            parts = [flat_values(part) for part in inputs[0]] if self._rank == root else None
             self._exchange_parts(parts, output, lambda values, slots: _take(slots[root], values), output.numel())
-        return _FinishedWork(outputs)
+        return FinishedWork(outputs)
 
     def all_to_all_single(
         self, output: Tensor, input: Tensor, output_sizes: list[int], input_sizes: list[int], opts: Options = None
@@ -351,7 +365,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
                     inbox.take(part, _INSIDE, inbox.expect(_INSIDE))
             for receiver in range(self._ranks):
                 self._send_rest(receiver)
-        return _FinishedWork(outputs)
+        return FinishedWork(outputs)
 
     # ------------------------------------------------------------------------------------------------ messages
 
@@ -360,7 +374,7 @@ class SharedMemoryGroup(dist.ProcessGroup):
             for tensor in tensors:
                 self._outbox[receiver].send(tensor, tag)
             is_pending = self._outbox[receiver].advance()
-        return _PendingMessage(lambda: self._send_rest(receiver), tensors) if is_pending else _FinishedWork(tensors)
+        return _PendingMessage(lambda: self._send_rest(receiver), tensors) if is_pending else FinishedWork(tensors)
 
     def recv(self, tensors: list[Tensor], sender: int, tag: int) -> Work:
         def take() -> None:
@@ -438,14 +452,18 @@ class SharedMemoryGroup(dist.ProcessGroup):
         return any(steps)
 
     def _collective(self, kind: str, tensors: list[Tensor]) -> AbstractContextManager[object]:
-        stack = ExitStack()
-        for observer in OBSERVERS:
-            stack.enter_context(observer(kind, self._ranks, tensors))
+        stack = self._observed(kind, tensors)
         stack.enter_context(self._lock)
         return stack
 
 
-def _flat(tensor: Tensor) -> Tensor:
+def share(values: Tensor, rank: int, ranks: int) -> Tensor:
+    """Returns a rank's share of values in one dimension: all are equal, only the last ones are shorter."""
+    width = -(-values.numel() // ranks)
+    return values[rank * width : (rank + 1) * width]
+
+
+def flat_values(tensor: Tensor) -> Tensor:
     """Returns a dense tensor's values in one dimension, as a view that autograd does not see.
 
     Raises ValueError for a tensor that is not contiguous.
@@ -463,7 +481,7 @@ def _take(slot: Tensor, values: Tensor) -> None:
     values.copy_(slot[: values.numel() * values.element_size()].view(values.dtype))
 
 
-def _operation(opts: Options) -> ReduceOp.RedOpType:
+def operation_of(opts: Options) -> ReduceOp.RedOpType:
     """Returns what a reduction does; SUM by default.
 
     Raises ValueError for one that shared memory lacks.
@@ -474,16 +492,19 @@ def _operation(opts: Options) -> ReduceOp.RedOpType:
     return operation
 
 
-def _combine(values: Tensor, slots: Slots, operation: ReduceOp.RedOpType, ranks: int) -> None:
-    """Puts the sum of the ranks' pieces, in the order of the ranks, into `values`."""
+def _combine_slots(values: Tensor, slots: Slots, operation: ReduceOp.RedOpType) -> None:
     size = values.numel() * values.element_size()
-    pieces = [slot[:size].view(values.dtype) for slot in slots]
-    combine = _SUMS[operation]
-    if ranks == 1:
+    combine(values, [slot[:size].view(values.dtype) for slot in slots], operation)
+
+
+def combine(values: Tensor, pieces: Sequence[Tensor], operation: ReduceOp.RedOpType) -> None:
+    """Puts the sum of pieces, in their order, into `values`."""
+    add = _SUMS[operation]
+    if len(pieces) == 1:
         values.copy_(pieces[0])
     else:
-        combine(pieces[0], pieces[1], out=values)
+        add(pieces[0], pieces[1], out=values)
     for piece in pieces[2:]:
-        combine(values, piece, out=values)
+        add(values, piece, out=values)
     if operation == ReduceOp.AVG:
-        values.div_(ranks)
+        values.div_(len(pieces))

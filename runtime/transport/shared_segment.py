@@ -16,6 +16,7 @@ has the segments that a rank makes (compiler/facts/hardware.py), and leaves its 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -24,7 +25,7 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -122,9 +123,13 @@ def open_segments(store: Store, rank: int, ranks: int) -> list[Segment] | None:
         os.close(file)  # whoever could has mapped it
     if all(answers):
         return segments
+    release(segments)
+    return None
+
+
+def release(segments: Iterable[Segment]) -> None:
     for segment in segments:
         segment.release()
-    return None
 
 
 def _create(ranks: int) -> tuple[int | None, str]:
@@ -136,14 +141,17 @@ def _create(ranks: int) -> tuple[int | None, str]:
         os.ftruncate(file, _length(ranks))
         mmap.mmap(file, _length(ranks)).close()  # a limit of the address space shows here
         identity = os.fstat(file)
-        return file, f"{socket.gethostname()}/{_boot()} {os.getpid()} {file} {identity.st_dev} {identity.st_ino}"
+        return file, f"{host_name()} {os.getpid()} {file} {identity.st_dev} {identity.st_ino}"
     except OSError:
         return None, ""
 
 
-def _boot() -> str:
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as text:
-        return text.read().strip()
+def host_name() -> str:
+    """Returns a name of this host, which other hosts do not have."""
+    name = socket.gethostname()
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as text:
+        return f"{name}/{text.read().strip()}"
+    return name
 
 
 def _open(place: str, own_place: str, file: int | None, ranks: int) -> Segment | None:

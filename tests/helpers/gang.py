@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dslc.runtime.transport import gloo, shared_memory
+from dslc.runtime.transport import gloo, hierarchical_group
 
 LIMIT = 300  # a rank that hangs; a loaded machine takes a minute
 # An optimizer loads torch._dynamo when it is created.
@@ -34,16 +34,24 @@ def preload(*modules: str) -> None:
     forkserver.ensure_running()
 
 
-def gang(ranks: int, work: Callable[..., Any], *arguments: Any, limit: int = LIMIT, backend: str = "gloo") -> list[Any]:
+def gang(
+    ranks: int,
+    work: Callable[..., Any],
+    *arguments: Any,
+    limit: int = LIMIT,
+    backend: str = "gloo",
+    of_node: int | None = None,
+) -> list[Any]:
     """Returns the results of `work(rank, *arguments)` on each rank, which it has `limit` seconds for. Both must pickle;
-    tensors are numpy arrays. `backend` carries their collectives.
+    tensors are numpy arrays. `backend` carries their collectives, and `of_node` ranks count as on one host.
     """
+    chosen = backend, of_node or ranks
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*_PRELOADED])
     with tempfile.TemporaryDirectory() as folder:
         pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
         made = [
-            context.Process(target=_rank, args=(rank, ranks, folder, backend, pipes[rank][1], work, arguments))
+            context.Process(target=_rank, args=(rank, ranks, folder, *chosen, pipes[rank][1], work, arguments))
             for rank in range(ranks)
         ]
         for process in made:
@@ -70,13 +78,14 @@ def _rank(
     ranks: int,
     folder: str,
     backend: str,
+    of_node: int,
     pipe: Connection,
     work: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
     torch.set_num_threads(1)
     gloo.short_names()
-    shared_memory.register()
+    hierarchical_group.register(rank // of_node)
     try:
         store = dist.FileStore(str(Path(folder) / "store"), ranks)
         dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=LIMIT))

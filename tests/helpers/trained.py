@@ -94,7 +94,11 @@ def staged(schedule: str, pipeline: int, data: int, microbatches: int, *settings
 
 
 def ready(job: Path, *settings: str, profile: bool = False, around: LaunchContext = ALONE) -> Ready:
-    """Returns the job with its `--set`s, as `dslc run` prepares it. Raises AssertionError if it is rejected."""
+    """Returns the job with its `--set`s, as `dslc run` prepares it; if they ask for several nodes, on one of these.
+    Raises AssertionError if it is rejected.
+    """
+    if any(setting.startswith("devices.nodes=") and setting != "devices.nodes=1" for setting in settings):
+        around = dataclasses.replace(around, hosts=True)
     if any(call in job.read_text() for call in ("python(", "transformers(")):
         load_what_traces()
     loaded, report = load(str(job), list(settings)), Report()

@@ -27,7 +27,7 @@ from helpers.launcher import Launcher
 from helpers.paths import TESTS
 from helpers.segments import holders, segments_of
 
-from dslc.runtime.transport import shared_memory
+from dslc.runtime.transport import hierarchical_group, shared_memory
 from dslc.runtime.transport.shared_segment import NAME
 
 # A data set that notes its process, the launcher, and the segments, and ends the training from rank 1.
@@ -117,7 +117,7 @@ ENDS = ("well", "raises", "kills itself", "is killed", "both are killed", "both 
 def _rank(rank: int, folder: str, end: str, pipe: Connection) -> None:
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the errors of each end, until the end
     torch.set_num_threads(1)
-    shared_memory.register()
+    hierarchical_group.register()
     pipe.send(None)
     store = dist.FileStore(f"{folder}/store", 2)
     dist.init_process_group(shared_memory.NAME, store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))

@@ -23,6 +23,9 @@ PLANS = {
     "context": ("devices.cpus=2", "parallelism.context=2"),
     "two axes": ("devices.cpus=4", "parallelism.tensor=2", "parallelism.zero=2"),
     "experts": ("devices.cpus=2", "parallelism.expert=2"),
+    "data on hosts": ("devices.nodes=2", "devices.cpus=2"),
+    "zero 3 on hosts": ("devices.nodes=2", "devices.cpus=2", "parallelism.zero=3"),
+    "pipeline on hosts": ("devices.nodes=2", "devices.cpus=2", "parallelism.pipeline=2"),
 }
 SHARED = "devices.backend=shared_memory"
 
@@ -50,13 +53,20 @@ def _job(folder: Path, plan: str) -> Path:
 
 
 @pytest.mark.cases(4)
-@pytest.mark.parametrize("plan", ["zero 3", "pipeline", *_slow("data", "tensor", "context", "two axes", "experts")])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        *("zero 3", "pipeline"),
+        *_slow("data", "tensor", "context", "two axes", "experts"),
+        *_slow("zero 3 on hosts", "data on hosts", "pipeline on hosts"),
+    ],
+)
 def test_a_job_trains_as_over_gloo(launcher: Launcher, tmp_path: Path, plan: str) -> None:
     job = _job(tmp_path, plan)
     agree(train_job(launcher, job, *PLANS[plan]), train_job(launcher, job, *PLANS[plan], SHARED), 1e-6, 1e-6)
 
 
-@pytest.mark.parametrize("plan", ["zero 3", *_slow("pipeline", "tensor")])
+@pytest.mark.parametrize("plan", ["zero 3", *_slow("pipeline", "tensor", "zero 3 on hosts", "data on hosts")])
 def test_a_step_exchanges_what_was_planned(launcher: Launcher, tmp_path: Path, plan: str) -> None:
     exchanges_as_planned(launcher, tmp_path / "run", _job(tmp_path, plan), *PLANS[plan], SHARED)
 
@@ -103,6 +113,10 @@ EXCHANGE = "parallelism.gradients=async_average(interval = 10 ms)"
                 ("devices.cpus=8", "parallelism.context=2", "parallelism.tensor=2", "parallelism.zero=1"),
                 ("devices.cpus=8", "parallelism.context=2", "parallelism.pipeline=2", "parallelism.microbatches=4"),
                 ("devices.cpus=2", EXCHANGE),
+                ("devices.nodes=2", "devices.cpus=2", "parallelism.zero=3"),
+                ("devices.nodes=2", "devices.cpus=2", "parallelism.tensor=2", "parallelism.zero=2"),
+                ("devices.nodes=2", "devices.cpus=3", "parallelism.tensor=2", "data.batch=18"),
+                ("devices.nodes=2", "devices.cpus=4", "parallelism.zero=3", "parallelism.replicas=2"),
             )
         ),
     ],

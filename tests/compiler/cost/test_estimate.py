@@ -84,6 +84,25 @@ def test_shards_of_a_replica_on_one_node_send_nothing_over_the_network(tmp_path:
     assert dict(found.links)["network"] == pytest.approx(2 * summed.bytes * 3 / 4, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("backend", "of_sum", "of_scatter", "of_gather"),
+    [("gloo", 2 * 31 / 32, 2 * 31 / 32, 31 / 32), ("shared_memory", 2 * 3 / 4, 3 / 4, 3 / 4)],
+)
+def test_a_host_sends_each_byte_once_where_its_ranks_share_memory(
+    tmp_path: Path, backend: str, of_sum: float, of_scatter: float, of_gather: float
+) -> None:
+    """Four hosts of eight ranks; gloo sends around a ring of all ranks, and scatters sums by an all-reduce."""
+    settings = ("devices.gpus=none", "devices.cpus=8", "train.precision=fp32", f"devices.backend={backend}")
+    ways = {"all_reduce": of_sum, "reduce_scatter": of_scatter, "all_gather": 32 * of_gather}
+    for zero in (0, 3):
+        cards = CARDS.replace("[card]", "[card]\ndevice = 'cpu'")
+        job, found = planned(tmp_path, *settings, f"parallelism.zero={zero}", cards=cards)
+        traffic = job.analysis.costs[0].traffic
+        assert {each.operation for each in traffic} == ({"all_gather", "reduce_scatter"} if zero else {"all_reduce"})
+        sent = sum(each.bytes * ways[each.operation] for each in traffic) / 8
+        assert dict(found.links)["network"] == pytest.approx(sent, rel=1e-6)
+
+
 def test_within_a_node_the_link_counts(tmp_path: Path) -> None:
     job, found = planned(tmp_path, "devices.nodes=1", cards=CARDS.replace("400GBps", "0.04GBps"))
     (gradients,) = [t for t in job.analysis.costs[0].traffic if t.what == "gradients"]
