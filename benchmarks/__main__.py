@@ -179,16 +179,21 @@ def bench_pipeline(pairs: int) -> None:
 
 
 def bench_tensor(pairs: int) -> None:
-    """Compares half of each matrix on either rank, with pieces of the sequence between them."""
+    """Compares half of each matrix on either rank: as a job has it on CPUs, with whole sequences between them, with a
+    loop that has pieces; and each way with a loop of that way.
+    """
     steps = 21
+    pieces, whole = ("parallelism.sequence=true",), ("--whole-sequence",)
+    sides = (("", (), (), 0.8), (", pieces", pieces, (), 1.02), (", whole sequences", (), whole, 1.02))
+    for way, settings, flags, target in sides:
 
-    def ours() -> float:
-        return step_of_dslc("gpt", "parallelism.tensor=2", f"train.steps={steps}")
+        def ours(settings: tuple[str, ...] = settings) -> float:
+            return step_of_dslc("gpt", "parallelism.tensor=2", *settings, f"train.steps={steps}")
 
-    def by_hand() -> float:
-        return step_by_hand("gpt", "--tensor", "--steps", str(steps))
+        def by_hand(flags: tuple[str, ...] = flags) -> float:
+            return step_by_hand("gpt", "--tensor", *flags, "--steps", str(steps))
 
-    show(compare("step, gpt, tensor 2", ours, by_hand, pairs=pairs, unit="ms", target=1.02))
+        show(compare(f"step, gpt, tensor 2{way}", ours, by_hand, pairs=pairs, unit="ms", target=target))
 
 
 def bench_shared_memory(pairs: int) -> None:

@@ -10,7 +10,8 @@
 Zero 0 is DistributedDataParallel; 1 is ZeroRedundancyOptimizer beside it; 2 and 3 are `fully_shard` of each block and
 of the whole, which keeps or frees the parameters after the forward pass. `--fully-shard` uses it for zero 1 as well,
 which with one micro-batch is zero 2. `--pipeline` is torch's Schedule1F1B over two stages with half of the blocks each,
-`--tensor` its `parallelize_module` with pieces of the sequence between the matrices and scores left in shares. `moe` is
+`--tensor` its `parallelize_module` with pieces of the sequence between the matrices (with `--whole-sequence`, all of it
+on each rank) and scores left in shares. `moe` is
 a Llama with 8 experts in each block, which multiply by torch's `grouped_mm`, no token dropped. `gpt2` is GPT-2 of 124 M
 parameters on one GPU, compiled with its loss, under autocast in bfloat16.
 
@@ -191,8 +192,12 @@ class Workload:
         return torch.randperm(self.samples, generator=torch.Generator().manual_seed(1))
 
     def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """Makes a fused optimizer. It takes no group with DTensors and other tensors."""
         if isinstance(self.model, GPT | Llama):
-            return torch.optim.AdamW(parameters, lr=1e-3, fused=True)
+            of_kind: dict[bool, list[nn.Parameter]] = {}
+            for parameter in parameters:
+                of_kind.setdefault(isinstance(parameter, DTensor), []).append(parameter)
+            return torch.optim.AdamW([{"params": group} for group in of_kind.values()], lr=1e-3, fused=True)
         return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, fused=True)
 
 
@@ -265,36 +270,40 @@ def by_pipeline(model: GPT, microbatches: int) -> Passes:
     return passes
 
 
-def shard_matrices(model: GPT, mesh: DeviceMesh) -> None:
-    """Cuts the matrices along the tensor axis, with pieces of the sequence between them and scores left in shares."""
+def shard_matrices(model: GPT, mesh: DeviceMesh, *, whole_sequence: bool = False) -> None:
+    """Cuts the matrices along the tensor axis, with scores left in shares; between the matrices a rank has a piece of
+    the sequence, or all of it.
+    """
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
     from torch.distributed.tensor import parallel as t
 
-    piece = Shard(1)
+    between = Replicate() if whole_sequence else Shard(1)
+    norm = {} if whole_sequence else {"norm": t.SequenceParallel()}
+    norms = {} if whole_sequence else {"norm1": t.SequenceParallel(), "norm2": t.SequenceParallel()}
     for block in model.blocks:
         styles = {
-            "norm1": t.SequenceParallel(),
-            "qkv": t.ColwiseParallel(input_layouts=piece),
-            "projection": t.RowwiseParallel(output_layouts=piece),
-            "norm2": t.SequenceParallel(),
-            "up": t.ColwiseParallel(input_layouts=piece),
-            "down": t.RowwiseParallel(output_layouts=piece),
+            **norms,
+            "qkv": t.ColwiseParallel(input_layouts=between),
+            "projection": t.RowwiseParallel(output_layouts=between),
+            "up": t.ColwiseParallel(input_layouts=between),
+            "down": t.RowwiseParallel(output_layouts=between),
         }
         t.parallelize_module(block, mesh, styles)
     styles = {
-        "embedding": t.RowwiseParallel(input_layouts=Replicate(), output_layouts=piece),
-        "norm": t.SequenceParallel(),
-        "head": t.ColwiseParallel(input_layouts=piece, use_local_output=False),
+        "embedding": t.RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+        **norm,
+        "head": t.ColwiseParallel(input_layouts=between, use_local_output=False),
     }
     t.parallelize_module(model, mesh, styles)
     assert model.position is not None
-    model.position = nn.Parameter(distribute_tensor(model.position.detach(), mesh, [Shard(0)]))  # its piece
+    if not whole_sequence:
+        model.position = nn.Parameter(distribute_tensor(model.position.detach(), mesh, [Shard(0)]))  # its piece
 
 
-def by_tensor(model: GPT) -> Passes:
+def by_tensor(model: GPT, *, whole_sequence: bool) -> Passes:
     from torch.distributed.tensor.parallel import loss_parallel
 
-    shard_matrices(model, init_device_mesh("cpu", (dist.get_world_size(),)))
+    shard_matrices(model, init_device_mesh("cpu", (dist.get_world_size(),)), whole_sequence=whole_sequence)
 
     def passes(x: Tensor, y: Tensor) -> list[Tensor]:
         with loss_parallel():
@@ -352,6 +361,7 @@ def main() -> None:
     ways.add_argument("--zero", type=int, default=0, choices=(0, 1, 2, 3))
     ways.add_argument("--pipeline", action="store_true", help="of gpt alone, as is `--tensor`")
     ways.add_argument("--tensor", action="store_true")
+    parser.add_argument("--whole-sequence", action="store_true", help="with `--tensor`: no pieces of the sequence")
     parser.add_argument("--fully-shard", action="store_true", help="zero 1 by fully_shard too")
     parser.add_argument("--microbatches", type=int, default=8, help="of a pipeline")
     parser.add_argument("--out")
@@ -367,7 +377,10 @@ def main() -> None:
     zero = 2 if arguments.zero == 1 and arguments.fully_shard else arguments.zero
     share, own = batch // world, rank
     if isinstance(model, GPT) and (arguments.pipeline or arguments.tensor):
-        passes = by_pipeline(model, arguments.microbatches) if arguments.pipeline else by_tensor(model)
+        if arguments.pipeline:
+            passes = by_pipeline(model, arguments.microbatches)
+        else:
+            passes = by_tensor(model, whole_sequence=arguments.whole_sequence)
         share, own = batch, 0  # both ranks work on the whole batch
     else:
         passes = by_data(model, zero)

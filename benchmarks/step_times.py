@@ -104,7 +104,11 @@ GROUPS = (
     Group("benchmarks/jobs/gpt.plt", ("train.precision=bf16",)),
     Group("benchmarks/jobs/gpt.plt", ("parallelism.context=2",), ((), ("data.batch=32",))),
     Group("benchmarks/jobs/gpt.plt", ("memory.recompute=selective",)),
-    Group("benchmarks/jobs/gpt.plt", ("parallelism.tensor=2",), ((), ("parallelism.microbatches=2",))),
+    Group(
+        "benchmarks/jobs/gpt.plt",
+        ("parallelism.tensor=2", "parallelism.sequence=true"),
+        ((), ("parallelism.microbatches=2",)),
+    ),
     Group("benchmarks/jobs/gpt.plt", ("parallelism.gradients=fp16()",)),
     Group("benchmarks/jobs/convnet.plt", plans=((), ("parallelism.microbatches=2",), ("data.batch=256",))),
     Group("benchmarks/jobs/convnet.plt", ("parallelism.zero=3",)),

@@ -257,6 +257,7 @@ def _places(plan: PlanView) -> dict[str, Value]:
         "backend": topology.backend,
         "threads of a process": topology.threads,
         **{f"axis {axis.name}": axis.size for axis in plan.axes},
+        "pieces of the sequence": "yes" if plan.sequence else "no",
         "ranks that share parameters": plan.shards,
         "micro-batches": plan.data.microbatches,
         "samples of a micro-batch": plan.data.microbatch,

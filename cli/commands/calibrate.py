@@ -90,9 +90,11 @@ def further_plans(job: JobSpec, world_size: int) -> Iterator[tuple[Settings, ...
         few, *many = ({**engine, "parallelism.microbatches": times * stages} for times in (1, 4, 2))
         plans += [(few if few.keys() <= set(searched) else engine,)] if engine else []
         plans.append(tuple(many))
+    may_cut_sequence = job.devices.gpus is None and not job.model.has_user_network
     plans += [
         ({"parallelism.zero": 1},),
         ({"parallelism.tensor": 2},),
+        *([({"parallelism.tensor": 2, "parallelism.sequence": True},)] if may_cut_sequence else []),
         ({"parallelism.context": 2},),
         ({"parallelism.expert": 2},),
         ({"memory.recompute": "selective"},),

@@ -128,7 +128,7 @@ def arithmetic(staging: Staging) -> str:
     job, sizes = staging.job, staging.layout.sizes
     conditions = {
         "channels last": channels_last(staging.layout, staging.sharding, staging.model),
-        f"tensor {sizes['tensor']}{' sequence' * job.parallelism.sequence}": sizes["tensor"] > 1,
+        f"tensor {sizes['tensor']}{' sequence' * staging.layout.sequence}": sizes["tensor"] > 1,
         f"context {sizes['context']}": sizes["context"] > 1,
         f"expert {staging.sharding.experts}": staging.sharding.experts > 1,
         f"synchronised {_sharing_ranks(staging)}": _sharing_ranks(staging) > 1,

@@ -36,6 +36,7 @@ def plan_view(plan: PlanGraph) -> PlanView:
     """Returns the view of a plan that all passes have built."""
     network, partial = plan.find(records.Network), plan.find(records.PartialPlan)
     full, last = _shares_of(plan, "full"), _shares_of(plan, "last")
+    tensor = plan.find(p.TensorParallelStep)
     return PlanView(
         job=plan.one(records.Job).name,
         hash=plan_hash(plan),
@@ -52,6 +53,7 @@ def plan_view(plan: PlanGraph) -> PlanView:
         ranks=_ranks(plan),
         step=plan.find(records.Estimate),
         experts=plan.find(p.ExpertParallelStep),
+        sequence=tensor is not None and tensor.sequence,
     )
 
 

@@ -99,6 +99,7 @@ class PlanView(Record):
     ranks: tuple[RankNode, ...]
     step: Estimate | None = None
     experts: ExpertParallelStep | None = None
+    sequence: bool = False  # layers of the tensor axis work on pieces of the sequence between them
 
     @property
     def world_size(self) -> int:

@@ -41,6 +41,7 @@ class Layout(Record):
     hardware: Hardware
     backend: str
     sizes: dict[str, int]
+    sequence: bool  # a tensor axis also cuts the sequence between its layers, where the network allows it
     microbatches: int
     virtual_stages: int
 
@@ -121,9 +122,17 @@ def lay_out(job: JobSpec, machine: MachineFacts | None = None) -> Findings[Layou
         hardware=hardware,
         backend=devices.backend or ("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"),
         sizes=sizes,
+        sequence=_has_pieces(job.parallelism, device),
         microbatches=microbatches,
         virtual_stages=virtual,
     )
+
+
+def _has_pieces(parallelism: ParallelismSpec, device: str) -> bool:
+    """True if a tensor axis cuts the sequence too. That saves memory for as many bytes; on CPUs two collectives through
+    the host's memory in place of one take longer than the norms that they save, so there it is not the default.
+    """
+    return device == "cuda" if parallelism.sequence is None else parallelism.sequence
 
 
 def _devices(

@@ -4,7 +4,7 @@ Model: a value between layers is whole on each rank, or a piece of the sequence,
 
 - Attention: `qkv` a column, whose rows go head by head, so that a share of them is a share of the heads; `output` a
   row. The dense network of a transformer block: `up` a column, `down` a row.
-- A run of such layers with norms, activations and dropout between them works on pieces of the sequence, if the job
+- A run of such layers with norms, activations and dropout between them works on pieces of the sequence, if the layout
   has `sequence`: norms once instead of on every rank, and their results kept in pieces (Korthikanti et al. 2022).
   Separate projections are columns too, and norms of heads are summed; of a gated network `gate_proj` and `up_proj` are
   columns, `down_proj` a row.
@@ -126,8 +126,10 @@ class TensorPlan:
         return styles
 
 
-def tensor_plan(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
-    """Returns the plan on `ranks` ranks; for a network that a function makes, the plan of the job or its library."""
+def tensor_plan(job: JobSpec, ranks: int, model: ModelGraph, *, sequence: bool) -> TensorPlan:
+    """Returns the plan on `ranks` ranks; for a network that a function makes, the plan of the job or its library.
+    `sequence`: where layers allow it, they work on pieces of the sequence.
+    """
     if ranks == 1:
         return TensorPlan()
     if model.root is None:
@@ -135,7 +137,7 @@ def tensor_plan(job: JobSpec, ranks: int, model: ModelGraph) -> TensorPlan:
     plan = TensorPlan()
     leaves, adapted = list(_leaves(model.root)), frozenset(_adapted(model.root))
     plan.unknown = [name for name, step in leaves if step.kind not in _KNOWN]
-    runs = _runs(leaves) if job.parallelism.sequence else []
+    runs = _runs(leaves) if sequence else []
     plan.sequence = bool(runs)
     alone = {name.rpartition(".")[0] for name, _ in model.ties}
     if wants_chunks(job):

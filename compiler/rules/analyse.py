@@ -217,6 +217,7 @@ def _model(
 ) -> Findings[tuple[ModelGraph | None, TensorPlan | None]]:
     """Returns the model, with each layer as on one rank, and the plan of its cuts over the tensor axis."""
     ranks, pieces = (layout.sizes["tensor"], layout.sizes["context"]) if layout else (1, 1)
+    sequence = layout is not None and layout.sequence
     if job.model.has_user_network:
         if facts.model is None:
             return None, None
@@ -228,7 +229,7 @@ def _model(
             memory = facts.machine.memory if facts.machine else None
             if (yield from made_by_parts(job, layout, facts.model, memory)):
                 graph = replace(graph, reset=True)
-        cuts = tensor_plan(job, ranks, graph)
+        cuts = tensor_plan(job, ranks, graph, sequence=sequence)
         experts = job.parallelism.expert if layout else 1
         if ranks * pieces * experts > 1:
             graph = share_out_traced(graph, cuts, ranks, pieces, experts, skew_of(job))
@@ -240,7 +241,7 @@ def _model(
     graph = yield from reuse.build(job.model, source, context_of(job), float8)
     if graph is None:
         return None, None
-    cuts = tensor_plan(job, ranks, graph)
+    cuts = tensor_plan(job, ranks, graph, sequence=sequence)
     experts = job.parallelism.expert if layout else 1
     if ranks * pieces * experts > 1 and not cuts.uneven:
         on_cpu = layout is not None and layout.device == "cpu"

@@ -220,6 +220,9 @@ def _changes(analysis: Analysis, limit: int) -> Iterator[Change]:
         if parallelism.replicas > 1:
             edits = _edits("parallelism.replicas", 1)
             yield Change(what="replicas", edits=edits, make=_set("parallelism", replicas=1))
+    if layout.sizes["tensor"] > 1 and not layout.sequence and not job.model.has_user_network:
+        edits = _edits("parallelism.sequence", "true")
+        yield Change(what="sequence", edits=edits, make=_set("parallelism", sequence=True))
     share, pieces = analysis.workload.share, layout.microbatches
     more = range(2, min(share // pieces, ACTIONS.most) + 1)
     for count in islice((pieces * n for n in more if share % (pieces * n) == 0), 6):

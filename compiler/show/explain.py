@@ -139,7 +139,15 @@ def _mesh(plan: PlanView) -> list[str]:
     if not rows:
         return ["one rank"]
     lines = table(rows, right_columns=(1, 2, 4), head=("axis", "ranks", "stride", "links", "a step", ""))
-    return [*lines, *([ORDER] if len(rows) > 1 else [])]
+    return [*lines, *_between_layers(plan), *([ORDER] if len(rows) > 1 else [])]
+
+
+def _between_layers(plan: PlanView) -> list[str]:
+    """Returns what a rank of the tensor axis has of a sequence between the layers that are cut."""
+    if axis_of(plan, "tensor").size == 1:
+        return []
+    part = "a piece of each sequence" if plan.sequence else "whole sequences"
+    return [f"tensor: between its layers a rank has {part} (`parallelism.sequence`)"]
 
 
 def _placement(plan: PlanView) -> list[str]:

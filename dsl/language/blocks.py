@@ -246,7 +246,7 @@ class ParallelismSpec(Block):
     whole: ClassVar = "auto"
     searched: ClassVar = (
         "data", "pipeline", "tensor", "context", "zero", "replicas", "expert", "microbatches", "schedule",
-        "virtual_stages",
+        "virtual_stages", "sequence",
     )  # fmt: skip
     auto: bool = arg(Bool(), "the compiler chooses the whole block; written `parallelism = auto`", default=False)
     data: int | None = arg(auto_or(_COUNT), "ranks that share a global batch", default=None, shown="what remains")
@@ -289,7 +289,12 @@ class ParallelismSpec(Block):
         "where the model is cut, or layer counts",
         default="balanced",
     )
-    sequence: bool = arg(Bool(), "sequence parallelism with `tensor`", default=True)
+    sequence: bool | None = arg(
+        auto_or(Bool()),
+        "sequence parallelism with `tensor`: norms, dropout and what the layers keep are of a piece of the sequence",
+        default=None,
+        shown="`true` on GPUs, `false` on CPUs",
+    )
     tensor_plan: tuple[str, ...] | None = arg(
         _PATTERNS,
         'the styles of modules, by pattern, in a `python(…)` or `transformers(…)` network: `"blocks.*.up: column"`; '

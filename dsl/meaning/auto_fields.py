@@ -77,6 +77,8 @@ def value_text(value: object) -> str:
         return f"every({value.n})"
     if isinstance(value, RecomputeBudget):
         return f"budget({units.write(value.peak, 'bytes')})"
+    if isinstance(value, bool):
+        return str(value).lower()
     return f"[{', '.join(value)}]" if isinstance(value, tuple) else str(value)
 
 

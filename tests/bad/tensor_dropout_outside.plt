@@ -17,7 +17,8 @@ data {
 }
 
 parallelism {
-  tensor = 2
+  tensor   = 2
+  sequence = true
 }
 
 train {

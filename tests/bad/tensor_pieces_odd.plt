@@ -5,5 +5,6 @@ model {
 }
 
 parallelism {
-  tensor = 2 #! E0419
+  tensor   = 2 #! E0419
+  sequence = true
 }

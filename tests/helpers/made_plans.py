@@ -143,6 +143,7 @@ def make_plan(
             for axis in sizes
         ),
         shards=1,
+        sequence=tensor > 1,
         parameters=sum(one.parameters for one in layers),
         layers=layers,
         stages=stages,

@@ -316,8 +316,8 @@ class _Drawing(NetworkDrawing):
             body["replicas"] = self.one("2", "2", "1", "3", "4") if data > 1 else "1"
         if "microbatches" not in body and self.chance(0.35):
             body["microbatches"] = self.one("2", "2", "3", "4")
-        if "tensor" in body and self.chance(0.3):
-            body["sequence"] = "false"
+        if "tensor" in body and self.chance(0.5):
+            body["sequence"] = "true"
         if self.chance(0.02):
             body["gradients"] = self.one("fp16()", "powersgd(rank = 2)", "local_sgd(period = 2)", "allreduce()")
         return devices, body, data

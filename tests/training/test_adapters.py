@@ -38,7 +38,7 @@ PLANS = {
     "zero 3": (TWO, "parallelism.zero=3"),
     "pipeline": (TWO, "parallelism.pipeline=2", "parallelism.microbatches=2"),
     "tensor": (TWO, "parallelism.tensor=2"),
-    "all": (FOUR, "parallelism.tensor=2", "parallelism.zero=3"),
+    "all": (FOUR, "parallelism.tensor=2", "parallelism.sequence=true", "parallelism.zero=3"),
 }
 QUICK = ("pipeline", "all")  # which the shortest tests try
 ADAM = 0.05 * 1e-2 * 4  # the tolerance of parameters after 4 steps of Adam at this rate

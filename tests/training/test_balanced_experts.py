@@ -32,7 +32,7 @@ PLANS: dict[str, tuple[str, ...]] = {
         "parallelism.zero=2",
     ),
     "compiled": (*TWO, *EXPERTS, *MICRO, "train.compile=true"),
-    "tensor axis": (*FOUR, *EXPERTS, *MICRO, "parallelism.tensor=2", "parallelism.zero=2"),
+    "tensor axis": (*FOUR, *EXPERTS, *MICRO, "parallelism.tensor=2", "parallelism.sequence=true", "parallelism.zero=2"),
     "context axis": (*FOUR, *EXPERTS, *MICRO, "parallelism.context=2", "parallelism.zero=3"),
 }
 

@@ -52,17 +52,18 @@ HOOKED = 'parallelism.tensor_plan=["blocks.*.inner.up: column", "blocks.*.inner.
 FROM_SHAPE = "model.network.from_shape=true"
 LARGE = "model.network.rows=2100000"  # 34 million numbers, which no trial takes
 TWO, FOUR, RECOMPUTED = "devices.cpus=2", "devices.cpus=4", "memory.recompute=full"
+PIECES = "parallelism.sequence=true"
 DATA = (TWO, "parallelism.microbatches=2", "parallelism.zero=3", "memory.recompute=full")
 PIPELINE = (TWO, "parallelism.pipeline=2", "parallelism.microbatches=4", "memory.recompute=selective")
 PLANS = [
     ("gpt", ("parallelism.microbatches=4", "memory.recompute=full")),
     ("gpt", DATA),
     ("gpt", PIPELINE),
+    ("gpt", (TWO, "parallelism.tensor=2", PIECES)),
     ("gpt", (TWO, "parallelism.tensor=2")),
-    ("gpt", (TWO, "parallelism.tensor=2", "parallelism.sequence=false")),
     ("gpt", (TWO, "parallelism.context=2", "memory.recompute=full")),
     ("gpt", (FOUR, "parallelism.tensor=2", "parallelism.context=2")),
-    ("gpt", (FOUR, "parallelism.tensor=2", "parallelism.pipeline=2", "parallelism.microbatches=2")),
+    ("gpt", (FOUR, "parallelism.tensor=2", "parallelism.pipeline=2", "parallelism.microbatches=2", PIECES)),
     ("gpt", (FOUR, "parallelism.context=2", "parallelism.pipeline=2", "parallelism.microbatches=2")),
     ("gpt", (FOUR, "parallelism.tensor=2", "parallelism.zero=2", "parallelism.microbatches=2")),
     ("gpt", (FOUR, "parallelism.context=2", "parallelism.zero=2", "parallelism.microbatches=2")),
@@ -72,7 +73,7 @@ PLANS = [
         "gpt",
         (FOUR, "train.compile=true", "parallelism.context=2", "parallelism.pipeline=2", "parallelism.microbatches=2"),
     ),
-    ("gpt", (FOUR, "train.compile=true", "parallelism.tensor=2", "parallelism.zero=2", RECOMPUTED)),
+    ("gpt", (FOUR, "train.compile=true", "parallelism.tensor=2", "parallelism.zero=2", RECOMPUTED, PIECES)),
     (
         "own",
         (TWO, "train.compile=true", "parallelism.microbatches=2", "parallelism.zero=3"),
@@ -104,7 +105,7 @@ PLANS = [
     ("mixed", DATA),
     ("mixed", (FOUR, "parallelism.tensor=2", "parallelism.pipeline=2", "parallelism.microbatches=2", MIXED)),
     ("mixed", (FOUR, "parallelism.tensor=2", "parallelism.microbatches=2", RECOMPUTED, MIXED)),
-    ("llama", (FOUR, "parallelism.tensor=2", "parallelism.context=2")),
+    ("llama", (FOUR, "parallelism.tensor=2", "parallelism.context=2", PIECES)),
     ("llama", (FOUR, "parallelism.context=2", "parallelism.pipeline=2", "parallelism.microbatches=2")),
     ("llama", (FOUR, "parallelism.tensor=2", "parallelism.zero=1", RECOMPUTED)),
 ]

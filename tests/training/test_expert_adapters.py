@@ -56,9 +56,9 @@ PLANS = {
 
 OWN_PLANS = {
     **PLANS,
+    "tensor, in pieces": (*TWO, "parallelism.tensor=2", "parallelism.sequence=true"),
+    "tensor, in pieces, zero 3": (*FOUR, "parallelism.tensor=2", "parallelism.sequence=true", "parallelism.zero=3"),
     "tensor": (*TWO, "parallelism.tensor=2"),
-    "tensor, in pieces, zero 3": (*FOUR, "parallelism.tensor=2", "parallelism.zero=3"),
-    "tensor, whole": (*TWO, "parallelism.tensor=2", "parallelism.sequence=false"),
     "bf16": (*TWO, *AXIS, "train.precision=bf16"),
 }
 

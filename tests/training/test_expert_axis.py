@@ -30,7 +30,7 @@ PLANS: dict[str, tuple[str, ...]] = {
     "context, zero 3": (*FOUR, "parallelism.context=2", "parallelism.zero=3", "memory.recompute=full"),
     "compiled": (*TWO, "train.compile=true"),
     "compiled, zero 3": (*FOUR, "train.compile=true", "parallelism.zero=3", "memory.recompute=full"),
-    "tensor": (*FOUR, "parallelism.tensor=2"),
+    "tensor": (*FOUR, "parallelism.tensor=2", "parallelism.sequence=true"),
     "tensor, zero 3": (*FOUR, "parallelism.tensor=2", "parallelism.zero=3", "memory.recompute=full"),
 }
 EIGHT = ("devices.cpus=8", "parallelism.expert=2")

@@ -20,7 +20,7 @@ PLANS: dict[str, tuple[str, ...]] = {
     "two ranks": TWO,
     "zero 3 over experts, recomputed": (*FOUR, "parallelism.zero=3", "memory.recompute=full"),
     "compiled": (*TWO, "train.compile=true"),
-    "tensor axis": (*FOUR, "parallelism.tensor=2"),
+    "tensor axis": (*FOUR, "parallelism.tensor=2", "parallelism.sequence=true"),
 }
 
 

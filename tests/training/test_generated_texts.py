@@ -47,8 +47,8 @@ generate {
 PLANS = (
     "devices.cpus=2 parallelism.zero=3",
     "devices.cpus=4 parallelism.pipeline=2 parallelism.context=2",
-    "devices.cpus=4 parallelism.tensor=2 parallelism.zero=1",
-    "devices.cpus=2 parallelism.tensor=2 parallelism.sequence=false",
+    "devices.cpus=4 parallelism.tensor=2 parallelism.sequence=true parallelism.zero=1",
+    "devices.cpus=2 parallelism.tensor=2",
 )
 
 

@@ -139,7 +139,7 @@ def test_routers_keep_what_autograd_keeps(case: Case) -> None:
     assert abs(found.error) <= 0.0005, (found.error, found.predicted, found.at_peak, found.when)
 
 
-IDLE_AND_CUT = Case(network="idle experts", ranks=4, expert=2, tensor=2, skew="2")
+IDLE_AND_CUT = Case(network="idle experts", ranks=4, expert=2, tensor=2, sequence="true", skew="2")
 
 
 @pytest.mark.slow
@@ -155,8 +155,8 @@ IDLE_AND_CUT = Case(network="idle experts", ranks=4, expert=2, tensor=2, skew="2
                 replace(IDLE_AND_CUT, recompute="full"),
                 replace(IDLE_AND_CUT, zero=3),
                 replace(IDLE_AND_CUT, precision="bf16"),
-                replace(IDLE_AND_CUT, sequence="false"),
-                replace(IDLE_AND_CUT, sequence="false", recompute="full"),
+                replace(IDLE_AND_CUT, sequence="none"),
+                replace(IDLE_AND_CUT, sequence="none", recompute="full"),
                 Case(network="idle experts", ranks=2, expert=2, skew="2", precision="bf16"),
                 Case(network="idle experts", ranks=2, expert=2, skew="2", zero=3, recompute="full"),
                 Case(network="idle experts", ranks=4, expert=2, skew="2", context=2),
@@ -208,7 +208,7 @@ def test_a_stage_holds_the_gradients_that_its_backward_passes_have_made(case: Ca
 @pytest.mark.parametrize("freeze", ["[]", OF_GPT])
 def test_a_reduce_scatter_of_the_tensor_axis_runs_beside_what_it_splits(freeze: str) -> None:
     """The account has each rank within 1 %; of ranks that do the same, gloo lets one free a copy later."""
-    found = measure(replace(IN_STAGES, ranks=4, tensor=2, schedule="zbv", freeze=freeze).text)
+    found = measure(replace(IN_STAGES, ranks=4, tensor=2, sequence="true", schedule="zbv", freeze=freeze).text)
     assert max(found.errors) <= 0.02 and min(found.errors) >= -0.03, (found.errors, found.predicted, found.at_peak)
     assert max(found.errors[:2]) >= -0.01 and max(found.errors[2:]) >= -0.01, (found.errors, found.predicted)
 

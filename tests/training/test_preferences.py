@@ -202,7 +202,7 @@ PLANS = [
     "data.workers=1",
     "devices.cpus=2 parallelism.zero=2",
     "devices.cpus=4 parallelism.pipeline=2 parallelism.microbatches=2 parallelism.data_shares=measured",
-    "devices.cpus=4 parallelism.tensor=2 parallelism.zero=3 model.loss.chunks=3",
+    "devices.cpus=4 parallelism.tensor=2 parallelism.sequence=true parallelism.zero=3 model.loss.chunks=3",
     "devices.cpus=4 parallelism.context=2 parallelism.tensor=2 parallelism.microbatches=2",
     "devices.cpus=4 parallelism.context=2 parallelism.pipeline=2 parallelism.microbatches=2 model.loss.chunks=2",
 ]

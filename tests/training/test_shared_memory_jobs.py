@@ -21,7 +21,7 @@ PLANS = {
     "pipeline": ("devices.cpus=2", "parallelism.pipeline=2", "parallelism.microbatches=4"),
     "tensor": ("devices.cpus=2", "parallelism.tensor=2"),
     "context": ("devices.cpus=2", "parallelism.context=2"),
-    "two axes": ("devices.cpus=4", "parallelism.tensor=2", "parallelism.zero=2"),
+    "two axes": ("devices.cpus=4", "parallelism.tensor=2", "parallelism.sequence=true", "parallelism.zero=2"),
     "experts": ("devices.cpus=2", "parallelism.expert=2"),
     "data on hosts": ("devices.nodes=2", "devices.cpus=2"),
     "zero 3 on hosts": ("devices.nodes=2", "devices.cpus=2", "parallelism.zero=3"),

@@ -9,8 +9,8 @@ depend on no clock, so that each host chooses the same plan:
    Of more than `MANY_SPLITS` the ones with the most data ranks are priced, up to `MANY_SPLITS_WORK`.
 2. The best `REFINED` splits, and more up to `BOUNDED_WORK`, are refined: one group of fields after another takes the
    best of all its values, the rest as they are, until a round changes nothing, at most `ROUNDS` rounds. The groups are
-   `recompute` and `microbatches`, `schedule` and `virtual_stages`, and `zero`, `replicas` and `expert`. After
-   `REFINED_WORK` no further plan is priced.
+   `recompute` and `microbatches`, `schedule` and `virtual_stages`, `zero`, `replicas` and `expert`, and `sequence`.
+   After `REFINED_WORK` no further plan is priced.
 
 A plan that does not fit has no time, unless none fits.
 
@@ -180,9 +180,10 @@ class PlanSearch:
                 break
         pieces = space.pieces(axes)
         enough = next((n for n in pieces if n is None or n >= (2 * axes[0] if axes[0] > 1 else 1)), pieces[-1])
+        pieces_of_sequence = space.sequences(axes)[-1]
         tried = []
         for recompute in space.recomputations:
-            values = space.plan(axes, most_sharded, enough, schedule, recompute, space.offloads[-1])
+            values = space.plan(axes, most_sharded, enough, schedule, pieces_of_sequence, recompute, space.offloads[-1])
             plan = self.price(values, timed=False)
             if not plan.code:
                 tried.append(plan)
@@ -232,6 +233,7 @@ def _variants(space: PlanSpace) -> Iterator[Callable[[PricedPlan], list[Plan]]]:
         {"parallelism.zero": zero, "parallelism.replicas": copies, "parallelism.expert": experts}
         for zero, copies, experts in space.sharding(axes(plan))
     ]
+    yield lambda plan: [{"parallelism.sequence": sequence} for sequence in space.sequences(axes(plan))]
     yield lambda plan: [{"memory.offload": moved} for moved in space.offloads]
 
 

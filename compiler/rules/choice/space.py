@@ -106,6 +106,14 @@ class PlanSpace(Record):
         low = [n for n in range(1, int(share**0.5) + 1) if share % n == 0]
         return sorted({*low, *(share // n for n in low)})
 
+    def sequences(self, axes: Axes) -> list[bool | None]:
+        """Returns the values of `sequence`: pieces cost no memory or traffic on GPUs, so there only the default."""
+        if "parallelism.sequence" not in self.fields:
+            return [self.job.parallelism.sequence]
+        tensor = axes[1]
+        may_cut = tensor > 1 and self.layout.device == "cpu" and not self.job.model.has_user_network
+        return [None, True] if may_cut else [None]
+
     def schedules(self, axes: Axes) -> list[tuple[str, int | None]]:
         """Returns the values of `schedule` and `virtual_stages`."""
         parallelism = self.job.parallelism
@@ -135,18 +143,19 @@ class PlanSpace(Record):
         return "memory.offload" in self.fields and self.layout.device == "cuda" and not self.offload
 
     def plan(self, axes: Axes, sharding: Sharding, pieces: int | None, schedule: tuple[str, int | None],
-             recompute: object, offload: tuple[str, ...]) -> Plan:  # fmt: skip
+             sequence: bool | None, recompute: object, offload: tuple[str, ...]) -> Plan:  # fmt: skip
         pipeline, tensor, context, data = axes
-        values = (data, pipeline, tensor, context, *sharding, pieces, *schedule, recompute, offload)
+        values = (data, pipeline, tensor, context, *sharding, pieces, *schedule, sequence, recompute, offload)
         return dict(zip(SEARCHED, values, strict=True))
 
     def __iter__(self) -> Iterator[Plan]:
         for axes in self.axes():
-            rest = (self.sharding(axes), self.pieces(axes), self.schedules(axes), self.recomputations, self.offloads)
-            yield from (self.plan(axes, *values) for values in product(*rest))
+            split = (self.sharding(axes), self.pieces(axes), self.schedules(axes), self.sequences(axes))
+            yield from (self.plan(axes, *values) for values in product(*split, self.recomputations, self.offloads))
 
     @cached_property
     def size(self) -> int:
         return sum(
-            len(self.sharding(axes)) * len(self.pieces(axes)) * len(self.schedules(axes)) for axes in self.axes()
+            len(self.sharding(axes)) * len(self.pieces(axes)) * len(self.schedules(axes)) * len(self.sequences(axes))
+            for axes in self.axes()
         ) * len(self.recomputations) * len(self.offloads)  # fmt: skip

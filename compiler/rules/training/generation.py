@@ -63,7 +63,7 @@ def _caches(job: JobSpec, layout: Layout) -> bool:
     """True if texts take a cache of keys and values: of the language's own networks, on ranks that have all layers and
     whole sequences. What follows from other positions, as scales of 8 bits do, or from shapes, takes none.
     """
-    in_pieces = job.parallelism.sequence and layout.sizes["tensor"] > 1
+    in_pieces = layout.sequence and layout.sizes["tensor"] > 1
     is_whole = layout.sizes["pipeline"] == layout.sizes["context"] == 1 and not in_pieces
     plain = not (job.data.has_documents or job.train.compile or isinstance(job.train.precision, c.Fp8))
     network = job.model.network

@@ -294,7 +294,7 @@ def dealt() -> Compiled:
 @pytest.fixture(scope="module")
 def cut() -> Compiled:
     """Two tensor ranks, each with pieces of the sequence; two stages have the same embedding."""
-    axes = ("parallelism.tensor=2", "parallelism.data=1", "model.network.tie=true")
+    axes = ("parallelism.tensor=2", "parallelism.sequence=true", "parallelism.data=1", "model.network.tie=true")
     return compiled(JOBS / "pipeline.plt", *axes)
 
 

@@ -255,7 +255,7 @@ def test_a_block_like_the_one_before_it_is_what_it_would_be_if_it_was_run(
 
     def made() -> ModelGraph:
         graph = built(network, source)
-        plan = tensor_plan(job, ranks, graph)
+        plan = tensor_plan(job, ranks, graph, sequence=True)
         model = model_of(network, of(c.CrossEntropy))
         return share_out(graph, model, source, plan.styles, ranks, pieces, on_cpu=True)
 

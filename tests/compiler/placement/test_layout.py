@@ -65,6 +65,17 @@ def test_the_data_axis_takes_what_the_others_leave() -> None:
     assert layout_of(DevicesSpec(cpus=8), ParallelismSpec(tensor=2)).sizes["data"] == 4
 
 
+def test_a_tensor_axis_cuts_the_sequence_on_gpus_unless_the_job_says_otherwise() -> None:
+    cpus, gpus = DevicesSpec(cpus=2), DevicesSpec(gpus=2)
+    for devices, written, sequence in (
+        (cpus, None, False),
+        (gpus, None, True),
+        (cpus, True, True),
+        (gpus, False, False),
+    ):
+        assert layout_of(devices, ParallelismSpec(tensor=2, sequence=written)).sequence == sequence
+
+
 def test_ways_to_name_gpus() -> None:
     """A count, a list, and both as text."""
     for gpus, processes, named in (

@@ -216,6 +216,23 @@ def test_a_bounded_search_is_as_good_as_an_exact_one(changes: tuple[str, ...], m
         assert bounded.plan.step_time == pytest.approx(exact.plan.step_time, rel=0.02)
 
 
+def test_whole_sequences_and_pieces_are_both_tried_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpus = ("devices.gpus=none", "devices.kind=none", "devices.cpus=2")
+    fields = ("parallelism.data", "parallelism.tensor", "parallelism.sequence")
+    choice, _ = choose(GPT, *cpus, fields=fields)
+    assert choice is not None and choice.is_exact
+    peaks = {plan.text(): plan.peak for plan in choice.plans}
+    assert set(peaks) == {"data 2", "data 1, tensor 2", "data 1, tensor 2, sequence true"}
+    assert peaks["data 1, tensor 2, sequence true"] < peaks["data 1, tensor 2"]
+    monkeypatch.setattr(search, "EXACT", 0)
+    bounded, _ = choose(GPT, *cpus, f"memory.limit={peaks['data 1, tensor 2'] - 1}B", fields=fields)
+    assert bounded is not None and {plan.text() for plan in bounded.plans if plan.fits} >= {
+        "data 1, tensor 2, sequence true"
+    }
+    on_gpus, _ = choose(GPT, fields=fields)
+    assert on_gpus is not None and {plan.text() for plan in on_gpus.plans} == {"data 2", "data 1, tensor 2"}
+
+
 def test_a_search_that_leaves_out_splits_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, most in {"EXACT": 0, "MANY_SPLITS": 1, "MANY_SPLITS_WORK": 20, "REFINED_WORK": 60}.items():
         monkeypatch.setattr(search, name, most)

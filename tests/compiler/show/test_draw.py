@@ -228,7 +228,7 @@ def test_what_a_rank_holds_under_a_schedule(name: str) -> None:
 
 @pytest.mark.parametrize(
     "axes",
-    [(), ("parallelism.tensor=2",), ("parallelism.tensor=2", "parallelism.sequence=false"), ("parallelism.context=2",)],
+    [(), ("parallelism.tensor=2",), ("parallelism.tensor=2", "parallelism.sequence=true"), ("parallelism.context=2",)],
 )
 def test_what_is_held_is_what_the_account_says_of_a_rank(axes: tuple[str, ...]) -> None:
     """Eight micro-batches in flight, or seven beside the gradients of one; without a stage's output, and without

@@ -142,9 +142,20 @@ def test_equal_blocks_are_one_line() -> None:
 
 def test_the_mesh_says_why_its_axes_lie_where_they_do() -> None:
     lines = section(explain(made_plans.many_thousand()), "Mesh")
-    assert [line.split()[0] for line in lines[1:-1]] == ["pipeline", "data", "context", "tensor"]
+    assert [line.split()[0] for line in lines[1:-2]] == ["pipeline", "data", "context", "tensor"]
     assert "between nodes" in lines[1] and "within a node" in lines[4]
     assert "within every layer" in lines[4] and lines[-1].startswith("ranks are numbered tensor first")
+
+
+@pytest.mark.parametrize(
+    ("devices", "written", "part"),
+    [("cpus", "", "whole"), ("gpus", "", "a piece"), ("cpus", "true", "a piece"), ("gpus", "false", "whole")],
+)
+def test_the_mesh_says_what_a_tensor_rank_has_of_a_sequence(devices: str, written: str, part: str) -> None:
+    settings = ("parallelism.tensor=2", *([f"parallelism.sequence={written}"] if written else []))
+    plan = compiled(JOBS / "pipeline.plt", f"devices.{devices}=8", *settings).plan
+    assert plan.sequence == (part == "a piece")
+    assert f"tensor: between its layers a rank has {part}" in explain(plan)
 
 
 def test_an_axis_over_both_kinds_of_links_says_how_many_ranks_share_a_node() -> None:

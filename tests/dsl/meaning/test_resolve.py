@@ -406,7 +406,7 @@ def test_a_field_without_effect_is_a_warning(entries: str, path: str) -> None:
 @pytest.mark.parametrize(
     "entries",
     [
-        "parallelism { schedule = 1f1b, stages = balanced, sequence = true, replicas = 1, data = 1, zero = 0 }",
+        "parallelism { schedule = 1f1b, stages = balanced, replicas = 1, data = 1, zero = 0 }",
         "parallelism { pipeline = 2, schedule = gpipe }",
         "parallelism { tensor_plan = [] }",
         "checkpoint { keep = 2, asynchronous = true }",

@@ -108,7 +108,7 @@ def test_the_loss_and_the_gradient_are_those_of_each_document_alone(tmp_path: Pa
 @pytest.mark.parametrize(
     ("network", "plan"),
     [
-        ("gpt", ("devices.cpus=4", "parallelism.tensor=2", "parallelism.microbatches=2")),
+        ("gpt", ("devices.cpus=4", "parallelism.tensor=2", "parallelism.sequence=true", "parallelism.microbatches=2")),
         ("llama", ("devices.cpus=2", "parallelism.zero=3", "memory.recompute=full")),
         ("gpt", ("devices.cpus=2", "parallelism.pipeline=2", "parallelism.microbatches=4", "memory.recompute=full")),
         ("gpt", ("devices.cpus=2", "parallelism.context=2", "parallelism.microbatches=2")),
