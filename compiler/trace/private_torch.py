@@ -1,9 +1,7 @@
 """All of torch's private names that dslc uses, each under a plain name with its purpose.
 
-A private name may change with any version of torch: these work with torch 2.13.0, 2.14.1 and 2.15.0. The tracer and the
-runtime use no others; tests/compiler/trace/test_private_torch.py holds that, and fails where a version changes them.
-
-What `import torch` loads anyway is imported here; the rest inside functions: it takes up to a second to import.
+They work with torch 2.13.0, 2.14.1 and 2.15.0, as tests/compiler/trace/test_private_torch.py holds. The tracer and the
+runtime use no others. What `import torch` does not load is imported inside functions: it takes up to a second.
 """
 
 from __future__ import annotations
@@ -26,6 +24,7 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch._subclasses.fake_tensor import FakeTensorMode as _TorchFakeTensorMode
+from torch.autograd.graph import _engine_run_backward as run_engine
 from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm
 from torch.nn.modules.dropout import _DropoutNd as AnyDropout
 from torch.overrides import TorchFunctionMode
@@ -70,6 +69,7 @@ __all__ = [  # of what is not defined here
     "TreeSpec",  # the form of a tree
     "path_text",  # the place of a leaf, as in `["boxes"][0]`
     "register_dataclass",  # makes the fields of a class's objects parts of a tree
+    "run_engine",  # a backward pass that begins with given gradients
     "unset_fake_temporarily",  # real tensors inside a fake mode
     # Nested lists, tuples and mappings as their leaves and their form:
     "tree_flatten", "tree_flatten_with_path", "tree_leaves", "tree_map_only", "tree_unflatten",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import NoneType
 from typing import Any, ClassVar, NoReturn, Protocol, TypeAlias, runtime_checkable
@@ -23,7 +23,7 @@ from torch import Tensor
 from dslc.compiler.trace.structures import Structure
 from dslc.runtime.data.collating import Collate, UnevenSamples, stacked, unstackable
 from dslc.runtime.process.job_line import mark_during
-from dslc.runtime.process.random_numbers import begin_sample, preserve_generators
+from dslc.runtime.process.random_numbers import SampleSeeds, begin_sample, preserve_generators
 from dslc.runtime.process.user_code import UserObject
 
 Pair: TypeAlias = tuple[Structure, Structure]  # input and target: tensors, or structures of them
@@ -124,6 +124,7 @@ class FetchedSamples:
     part: str = "train"
     collate: Collate | None = None
     whole: bool = False
+    seeds: SampleSeeds = field(default_factory=SampleSeeds, compare=False)
     by_process: ClassVar[bool] = True
 
     @property
@@ -135,7 +136,21 @@ class FetchedSamples:
 
     def batch(self, indices: Tensor, epoch: int = 0) -> Pair:
         numbers = indices.tolist()
-        return self.make_batch([self.sample(epoch, index) for index in numbers], numbers)
+        return self.make_batch(self._fetch(epoch, numbers), numbers)
+
+    def _fetch(self, epoch: int, numbers: list[int]) -> list[Structure]:
+        """Returns the samples of a batch, and leaves the generators to `collate` as the last one left them."""
+        seeds, samples, index = self.seeds, [], 0
+        seeds.begin_batch()
+        try:
+            for index in numbers:
+                samples.append(seeds.make(self.dataset, self.seed, self.part, epoch, index))
+        except BaseException as error:  # any kind, that of `sys.exit` too: the user's code runs
+            name_sample(error, index)
+            raise
+        if numbers and self.collate not in (None, stacked):
+            seeds.end_batch(self.seed, self.part, epoch, index)
+        return samples
 
     def make_batch(self, samples: list[Structure], numbers: Sequence[int] = ()) -> Pair:
         """Returns the batch of some samples, which have these numbers in the data set, if they have some."""

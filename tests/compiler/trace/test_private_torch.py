@@ -320,3 +320,11 @@ def test_products_of_groups_in_float32(first: tuple[int, ...], second: tuple[int
     with fake:
         found = pt.GROUPED_PRODUCT(torch.empty(first), torch.empty(second), **given)
     assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+
+
+def test_a_backward_pass_begins_with_a_gradient_that_it_leaves_as_it_is() -> None:
+    weight, factor = torch.ones(3, requires_grad=True), torch.full((), 0.25)
+    for _ in range(2):
+        pt.run_engine((weight.sum(),), (factor,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+    assert weight.grad is not None and weight.grad.tolist() == [0.5] * 3
+    assert factor.item() == 0.25

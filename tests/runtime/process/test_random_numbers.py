@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -79,3 +80,53 @@ def test_torch_and_numpy_do_not_draw_alike_for_a_sample() -> None:
     random_numbers.begin_sample(1, "train", 2, 3)
     torchs = torch.randint(2**32, (8,)).tolist()
     assert not set(torchs) & set(np.random.randint(2**32, size=16, dtype=np.uint32).tolist())
+
+
+class DrawingSamples:
+    """Samples that draw by `draw` if `draws` says so; `made` counts how often each was made."""
+
+    def __init__(self, draw: Callable[[], float], draws: Callable[[int], bool]) -> None:
+        self.draw, self.draws = draw, draws
+        self.made: Counter[int] = Counter()
+
+    def __getitem__(self, index: int) -> float:
+        self.made[index] += 1
+        return self.draw() if self.draws(index) else 0.0
+
+
+@pytest.mark.parametrize("first", [0, 3, 6])
+def test_a_sample_of_a_batch_draws_its_own_numbers_whichever_is_the_first_to_draw(
+    draw: Callable[[], float], first: int
+) -> None:
+    samples = DrawingSamples(draw, lambda index: index >= first and index % 2 == first % 2)
+    seeds, drawn = random_numbers.SampleSeeds(), []
+    for batch in ((0, 1, 2, 3), (4, 5, 6, 7, 8)):
+        seeds.begin_batch()
+        drawn += [seeds.make(samples, 1, "train", 0, index) for index in batch]
+        seeds.end_batch(1, "train", 0, batch[-1])
+        left = draw()  # by a function that makes the batch
+        random_numbers.begin_sample(1, "train", 0, batch[-1])
+        if samples.draws(batch[-1]):
+            draw()
+        assert left == draw()
+    for index, number in enumerate(drawn):
+        random_numbers.begin_sample(1, "train", 0, index)
+        assert number == (draw() if samples.draws(index) else 0.0), index
+    again = [index for index, count in samples.made.items() if count > 1]
+    is_watched = first and draw is not GENERATORS["torch"]  # torch's generator is seeded for each sample
+    assert again == ([first] if is_watched else [])
+    assert max(samples.made.values()) <= 2
+
+
+def test_a_sample_that_draws_and_fails_fails_by_its_own_numbers(draw: Callable[[], float]) -> None:
+    class Failing(DrawingSamples):
+        def __getitem__(self, index: int) -> float:
+            raise LookupError(super().__getitem__(index))
+
+    seeds = random_numbers.SampleSeeds()
+    seeds.begin_batch()
+    assert seeds.make([0.0], 1, "train", 0, 0) == 0.0
+    with pytest.raises(LookupError) as found:
+        seeds.make(Failing(draw, lambda index: True), 1, "train", 0, 4)
+    random_numbers.begin_sample(1, "train", 0, 4)
+    assert found.value.args == (draw(),)
