@@ -45,13 +45,13 @@ def finish(command: list[str], **environment: str) -> str:
     return run.stdout
 
 
-def train_dslc(job: str, *settings: str) -> list[dict[str, Any]]:
+def train_dslc(job: str, *settings: str, **environment: str) -> list[dict[str, Any]]:
     """Trains a job, one of benchmarks/jobs or a path, and returns the lines of its metrics."""
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "run")
         flags = [word for setting in settings for word in ("--set", setting)]
         path = job if os.path.isabs(job) else os.path.join(HERE, "jobs", f"{job}.plt")
-        finish(dslc("run", path, "--out", out, *flags))
+        finish(dslc("run", path, "--out", out, *flags), **environment)
         with open(os.path.join(out, "metrics.jsonl")) as file:
             return [line for line in map(json.loads, file) if line["split"] == "train"]
 
@@ -71,10 +71,12 @@ def step_by_hand(what: str, *flags: str, command: Callable[..., list[str]] = tor
         return float(1000 * (found["last"] - found["first"]) / (found["steps"] - 1))
 
 
-def until_first_step(command: list[str], sign: str) -> float:
+def until_first_step(command: list[str], sign: str, **environment: str) -> float:
     """Returns the seconds from the command to the line that reports the first step."""
     start = time.perf_counter()
-    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+    with subprocess.Popen(
+        command, env=ENVIRONMENT | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as run:
         assert run.stdout is not None
         found = 0.0
         seen = []
@@ -321,6 +323,14 @@ def bench_start(pairs: int) -> None:
     shutil.rmtree(folder)
 
 
+def bench_compile(pairs: int) -> None:
+    """Compares blocks compiled by a job and by hand: the first step with both kinds of cache, and a step."""
+    from benchmarks import compiled
+
+    for ratio in compiled.bench_compile(pairs, until_first_step, train_dslc, finish, dslc):
+        show(ratio)
+
+
 def bench_launch(pairs: int) -> None:
     """Compares trainings of two launchers: to the first step, and from a killed rank to the next one."""
     from benchmarks import launching
@@ -517,6 +527,7 @@ BENCHMARKS: dict[str, Callable[[int], None]] = {
     "plan131072": bench_plan131072,
     "plan70b": bench_plan70b,
     "start": bench_start,
+    "compile": bench_compile,
     "launch": bench_launch,
     "agents": bench_agents,
     "gpt": bench_gpt,
