@@ -207,6 +207,7 @@ class _TrainingRun:
             norm=self._guard.norm,
             evaluated=UNSEEN.evaluated if self._hooks is None else self._hooks.add_after_backward(UNSEEN.evaluated),
             later=collectives.exclude_collectives,
+            notify=self._board.note,
         )
         if (timing := compile_timing(job, self._place, self._parts, looks, self._board.note)) is not None:
             looks = replace(looks, passes=timing)

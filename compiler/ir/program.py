@@ -371,7 +371,8 @@ class DrawStep(Record):
     `kinds` are classes of modules that draw beside torch's dropout modules, as in "nets.DropPath"; `shared` are those
     that draw the same for all samples; `dims` has those, and modules whose samples lie along another dim than the
     first, or that draw both. On a tensor axis a rank has a piece of the sequence of the modules `pieces`. Of a network
-    that a function makes `tensor` and `context` are the draws of which a rank of these axes has a piece.
+    that a function makes `tensor` and `context` are the draws of which a rank of these axes has a piece. `untried`: no
+    trial has seen the user's own step; all modules may draw, and the shape of a draw tells its dim.
     """
 
     kinds: tuple[str, ...] = ()
@@ -380,6 +381,7 @@ class DrawStep(Record):
     pieces: tuple[str, ...] = ()
     tensor: tuple[CutDraw, ...] = ()
     context: tuple[CutDraw, ...] = ()
+    untried: bool = False
 
 
 @record

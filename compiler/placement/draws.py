@@ -12,7 +12,7 @@ from dataclasses import replace
 from dslc.compiler.ir.network_facts import CodePlace, NetworkFacts
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.program import CutDraw, DrawStep
-from dslc.compiler.ir.steps import LOSS, DrawDims
+from dslc.compiler.ir.steps import LOSS, OUTSIDE, DrawDims
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.tensor_plan import TensorPlan
 from dslc.dsl.language.job import JobSpec
@@ -33,10 +33,14 @@ def draw_step(job: JobSpec, layout: Layout, model: ModelGraph | None, cuts: Tens
 
 
 def draws_of_own_step(job: JobSpec, facts: NetworkFacts | None) -> DrawStep | None:
-    """Returns the step of draws by sample for a step of the user's own with these draws; None if torch draws."""
-    if facts is None or facts.torch_draws is None or known_uncontrolled(facts):
+    """Returns the step of draws by sample for a step of the user's own with these draws; None if torch draws. Of a step
+    that could not be tried, as the form of its samples is not known, the runtime sees what it draws.
+    """
+    if job.train.dropout_generator == "torch":
         return None
-    return _step_of(facts) if job.train.dropout_generator != "torch" else None
+    if facts is None:
+        return DrawStep(kinds=(OUTSIDE,), untried=True)
+    return None if facts.torch_draws is None or known_uncontrolled(facts) else _step_of(facts)
 
 
 def draws_of_own_loss(job: JobSpec, layout: Layout, facts: NetworkFacts | None) -> DrawDims | None:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from dslc.compiler.ir.network_facts import OptimizerFacts, StateFact
 from dslc.compiler.ir.parameter_names import matches
 from dslc.compiler.ir.program import OptimizerStep
+from dslc.compiler.trace.code_place import line_of
 from dslc.compiler.trace.private_torch import COMPILER, Operator, TorchDispatchMode, storage_identity, tree_leaves
 from dslc.runtime.checkpoint.custom_optimizer_state import OwnState, inner_tensors
 from dslc.runtime.parallel.custom_optimizer import RATES, OptimizerError, OwnOptimizer, has_modes
@@ -90,16 +91,20 @@ def _facts_of(measurements: _TrialMeasurements, trial: _UpdateTrial) -> Optimize
 
 
 def _steps_with_closure(step: OptimizerStep, named: Sequence[Named], error: Exception) -> bool:
-    """True if an optimizer whose `step()` failed takes a closure. Raises OptimizerError if it calls that too late."""
+    """True if an optimizer whose `step()` failed takes a closure. Raises OptimizerError if it calls that too late, or
+    fails with one for another reason than without.
+    """
     trial_optimizer = _TrialOptimizer(
         replace(step, closure=True), [(names, torch.ones(_small(shape))) for names, shape in named]
     )
     gradients = [torch.ones_like(q) for q in trial_optimizer.parameters]
+    failures: list[Exception] = []
     for has_stepped in (False, True):
         try:
             trial_optimizer.ready(gradients, 1.0)
             trial_optimizer.update(steps_first=has_stepped)
-        except Exception:  # of the user's code: the caller raises `error`, the first one
+        except Exception as failure:  # of the user's code
+            failures.append(failure)
             continue
         if has_stepped:
             raise OptimizerError(
@@ -107,7 +112,17 @@ def _steps_with_closure(step: OptimizerStep, named: Sequence[Named], error: Exce
                 remedy="call `closure()` first in `step`: each call zeroes the gradients and computes them anew",
             ) from error
         return True
+    closure_failure = failures[0]
+    if line_of(closure_failure) and _kind_and_text(closure_failure) != _kind_and_text(error):
+        raise OptimizerError(
+            f"its `step` fails without a closure ({': '.join(_kind_and_text(error))}) and with one "
+            f"({': '.join(_kind_and_text(closure_failure))})"
+        ).with_traceback(closure_failure.__traceback__) from closure_failure
     return False
+
+
+def _kind_and_text(error: Exception) -> tuple[str, str]:
+    return type(error).__name__, str(error)
 
 
 def _try_with_closure(step: OptimizerStep, named: Sequence[Named]) -> OptimizerFacts:

@@ -32,6 +32,7 @@ from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.user_code import load_function
 from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.step.stepper import UNSEEN, StepCallbacks, StepResult, updater
+from dslc.runtime.step.untried_draws import UntriedDraws
 from dslc.runtime.technique.precision import autocast
 from dslc.runtime.technique.sample_draws import SampleDraws
 from dslc.runtime.technique.sample_pass import by_torch
@@ -134,7 +135,9 @@ def stepper(
     """Returns the function that does one step."""
     named = job.own_step
     assert named is not None and job.microbatches == 1
-    function, told, draws = load_function(named), OwnSum(job.loss), SampleDraws(job, place)
+    notify = looks.notify if place.rank == 0 else print
+    function, told, draws = load_function(named), OwnSum(job.loss), SampleDraws(job, place, notify)
+    untried = UntriedDraws(job, parts.plain, notify)
     group = mesh_of(job).group("data") if job.world_size > 1 else None
     close = updater(job, parts, looks)
     sharded = (
@@ -159,7 +162,7 @@ def stepper(
         training.step = batch.number
         draws.begin(batch)
         draws.enter(0)
-        with autocast(job.precision, parts.device), mark_errors(named.line):
+        with autocast(job.precision, parts.device), mark_errors(named.line), untried.watch():
             found = function(training, input if target is input else (input, target))
         draws.leave()
         total, number, further = told.interpret(found, target)

@@ -71,7 +71,7 @@ class StepCallbacks:
 
     These see the first evaluation of a step. An optimizer with a closure evaluates more often: `evaluated` is called
     after each later evaluation, which runs in the context `later`, as other additional passes do. `passes` wraps the
-    passes of a step without a closure.
+    passes of a step without a closure. `notify` gets a line for whoever watches the training.
     """
 
     loss: Callable[[Tensor], None] = _unseen
@@ -79,6 +79,7 @@ class StepCallbacks:
     norm: Callable[[Tensor], None] = _unseen
     evaluated: Between = _unseen
     later: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    notify: Callable[[str], object] = _unseen
     passes: Callable[[Passes], Passes] = _unwrapped
 
 

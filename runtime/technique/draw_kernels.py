@@ -19,6 +19,7 @@ import contextlib
 import functools
 import hashlib
 import math
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -29,8 +30,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dslc.compiler.ir.steps import SHARED, WIDEST_RANGE
+from dslc.compiler.trace.code_place import line_at
 from dslc.runtime.technique import philox, philox_tensors
-from dslc.runtime.technique.sample_pass import ACTIVE, Buffer, DrawingLayer, SamplePass
+from dslc.runtime.technique.sample_pass import ACTIVE, LAYERS, Buffer, DrawingLayer, SamplePass
 
 Fill = Callable[[philox.Array, int, int], None]  # fills an array from a key's place on
 FillTensor = Callable[[Tensor, int, int], None]
@@ -81,20 +83,22 @@ def _replace(library: torch.library.Library, name: str, key: str, make: Callable
         library.impl(name, kernel, key, with_keyset=True, allow_override=True)
 
 
-def _active(tensor: Tensor, *, by_torch: bool = False) -> tuple[SamplePass, DrawingLayer] | None:
-    """Returns the pass and the layer by which a tensor is filled; None if torch fills it."""
+def _active(
+    tensor: Tensor, *, by_torch: bool = False, shape: tuple[int, ...] | None = None
+) -> tuple[SamplePass, DrawingLayer] | None:
+    """Returns the pass and the layer by which a tensor is filled, perhaps in another `shape`; None if torch does."""
     samples, layer = ACTIVE.samples, ACTIVE.layer
     if samples is None or layer is None or by_torch:
         return None
-    dim = layer.dim_of(samples.draws[layer.name])
-    rows = tensor.shape[dim] if tensor.dim() > dim >= 0 else 0
-    if dim == SHARED or (rows > 0 and rows % samples.samples == 0):
+    shape = tuple(tensor.shape) if shape is None else shape
+    if layer.dim_of(samples.draws[layer.name], shape, samples.samples) is not None:
         return samples, layer
-    if tensor.numel() > 0:
-        warnings.warn(
-            f"{layer.name or 'the network'} draws numbers of shape {tuple(tensor.shape)} in a pass over "
-            f"{samples.samples} samples, which torch's generator of this rank makes: another plan has others",
-            stacklevel=2,
+    if tensor.numel() > 0 and not ACTIVE.misfit:
+        line = line_at(sys._getframe(1))
+        ACTIVE.misfit = (
+            f"code {f'of `{layer.name}`' if layer.name in LAYERS else layer.name}{f' ({line})' if line else ''} draws "
+            f"numbers of shape {shape} in a pass over {samples.samples} samples: torch's generator of each rank makes "
+            "them, and another plan has others"
         )
     return None
 
@@ -126,7 +130,8 @@ def _is_left_to_torch(name: str, tensor: Tensor, args: tuple[float | None, ...])
 
 def _place_of_samples(tensor: Tensor, samples: SamplePass, layer: DrawingLayer, number: int) -> tuple[Tensor, int, int]:
     """Returns a view of a tensor with the samples first, how many rows it is, and the first row's sample."""
-    dim, outer = layer.dim_of(number), layer.outer_of(number)
+    dim, outer = layer.dim_of(number, tuple(tensor.shape), samples.samples), layer.outer_of(number)
+    assert dim is not None
     if dim == SHARED:
         return tensor, 1, 0
     if outer > 1:
@@ -384,8 +389,8 @@ def _permutation_kernel(original: Any) -> Callable[..., Tensor]:
     """Of a fixed number of things alone: the samples of a batch are on several ranks."""
 
     def kernel(keys: object, n: int, *, generator: torch.Generator | None = None, out: Tensor) -> Tensor:
-        active = _active(out, by_torch=generator is not None)
-        if active is None or active[1].dim_of(active[0].draws[active[1].name]) != SHARED:
+        active = _active(out, by_torch=generator is not None, shape=(n,))
+        if active is None or active[1].dim_of(active[0].draws[active[1].name], (n,), active[0].samples) != SHARED:
             result: Tensor = original.call_boxed(keys, n, generator=generator, out=out)
             return result
         _, key = _begin_draw(*active)

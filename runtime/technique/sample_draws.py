@@ -25,6 +25,7 @@ Limits: on GPUs kernels of others than torch draw for themselves.
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -75,7 +76,7 @@ def apply(
     dims = {draw.module: draw for draw in step.dims}
     for name, module in model.named_modules():
         kind = class_name(type(module))
-        if not isinstance(module, AnyDropout) and kind not in (*step.kinds, *step.shared):
+        if not step.untried and not isinstance(module, AnyDropout) and kind not in (*step.kinds, *step.shared):
             continue
         # The second dim of the library's layers is the sequence; `cuts` tell of a network that a function makes.
         of_library = not (step.kinds or step.shared)
@@ -90,6 +91,7 @@ def apply(
             dims=dims[name].dims if name in dims else (),
             outers=dims[name].outers if name in dims else (),
             cuts=_pieces_of(step, name, coordinates, sizes),
+            by_shape=step.untried,
         )
         forward: Callable[..., object] = module.forward
         if device.type == "cuda" and isinstance(module, nn.RNNBase) and module.dropout > 0:
@@ -109,6 +111,7 @@ def outside_layer(step: DrawStep, name: str = OUTSIDE) -> DrawingLayer | None:
         shared=name in step.shared,
         dims=dims[0].dims if dims else (),
         outers=dims[0].outers if dims else (),
+        by_shape=step.untried,
     )
 
 
@@ -180,11 +183,13 @@ def _without_cudnn(forward: Callable[..., object]) -> Callable[..., object]:
 
 class SampleDraws:
     """Enters the passes of a rank's micro-batches, and the loss of each; does nothing for a job with torch's random
-    numbers, unless its tensors are summarized by sample.
+    numbers, unless its tensors are summarized by sample. Calls `notify` once if the shape of a draw goes by no
+    samples.
     """
 
-    def __init__(self, job: JobProgram, place: RankPlace) -> None:
+    def __init__(self, job: JobProgram, place: RankPlace, notify: Callable[[str], object] = warnings.warn) -> None:
         self._job, self._place = job, place
+        self._notify: Callable[[str], object] | None = notify
         self._passes: list[SamplePass] = []
         self._layer = outside_layer(job.draws) if job.draws is not None else None
         self._loss_layer = _loss_layer(job.loss)
@@ -214,6 +219,10 @@ class SampleDraws:
 
     def leave(self) -> None:
         ACTIVE.samples = ACTIVE.layer = None
+        if ACTIVE.misfit and self._notify is not None:
+            self._notify(ACTIVE.misfit)
+            self._notify = None
+        ACTIVE.misfit = ""
 
     @contextmanager
     def in_loss(self) -> Iterator[None]:

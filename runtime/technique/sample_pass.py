@@ -11,7 +11,7 @@ import functools
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -76,7 +76,7 @@ class DrawPiece:
 class DrawingLayer:
     """A module that draws. A rank has piece `number` of `pieces` of the second dim, the sequence; or of some of its
     draws, by their number in the pass, what `cuts` says. `dims` and `outers` are as in `DrawDims`; `shared`: of all its
-    draws.
+    draws. `by_shape`: no trial has seen the draws, and their shapes tell the dims.
     """
 
     name: str
@@ -86,16 +86,28 @@ class DrawingLayer:
     dims: tuple[int, ...] = ()
     outers: tuple[int, ...] = ()
     cuts: Mapping[int, DrawPiece] = field(default_factory=dict, compare=False)
+    by_shape: bool = False
 
-    def dim_of(self, number: int) -> int:
-        """Returns the dim of a draw that goes by samples, or `SHARED`."""
-        if self.shared:
-            return SHARED
-        return self.dims[number] if number < len(self.dims) else 0
+    def dim_of(self, number: int, shape: Sequence[int], samples: int) -> int | None:
+        """Returns the dim of a draw that goes by samples, or `SHARED`; None if no dim of its shape does."""
+        if self.by_shape:
+            return dim_of_shape(shape, samples)
+        dim = SHARED if self.shared else self.dims[number] if number < len(self.dims) else 0
+        rows = shape[dim] if len(shape) > dim >= 0 else 0
+        return dim if dim == SHARED or (rows > 0 and rows % samples == 0) else None
 
     def outer_of(self, number: int) -> int:
         """Returns how often the samples of a draw follow each other along its dim."""
         return self.outers[number] if number < len(self.outers) else 1
+
+
+def dim_of_shape(shape: Sequence[int], samples: int) -> int | None:
+    """Returns the dim of a draw that goes by samples, as far as its shape tells: one of as many rows. `SHARED` if no
+    dim can go by samples; None if one may have several rows for each.
+    """
+    if samples in shape:
+        return shape.index(samples)
+    return None if any(size % samples == 0 for size in shape) else SHARED
 
 
 class _Active(threading.local):
@@ -106,6 +118,7 @@ class _Active(threading.local):
         self.layer: DrawingLayer | None = None
         # Of the graph that torch compiles: the draws of each layer by name, of None for the layer that runs the graph.
         self.graph_draws: Counter[str | None] | None = None
+        self.misfit = ""  # the first draw whose shape fits no dim of samples, in words
 
 
 ACTIVE = _Active()

@@ -133,6 +133,14 @@ class NeverCalls(torch.optim.SGD):
         return None
 
 
+class FailsEitherWay(Sam):
+    """It needs a closure, and fails with one for another reason."""
+
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:  # type: ignore[override]
+        assert closure is not None, "it needs a closure"
+        raise KeyError("rho")
+
+
 class Evaluations:
     """A hook that writes the norm of the gradient after each evaluation."""
 

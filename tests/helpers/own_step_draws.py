@@ -109,3 +109,27 @@ def backwards(training: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
     losses = training.model(noisy, torch.zeros(len(clean), dtype=torch.long)).square().mean(1)
     training.update(losses)
     return losses
+
+
+def later(training: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Draws more in every second step: of each sample, and before that in a shape with another number of rows."""
+    clean, _ = batch
+    times = torch.zeros(len(clean), dtype=torch.long)
+    if training.step % 2:
+        clean = clean + 0.1 * torch.randn(len(clean), 1)
+    if training.step == 3:
+        clean = clean + 0.1 * torch.randn(3, 1).sum()  # of no samples
+    losses = training.model(clean + torch.randn(clean.shape), times).square().mean(1)
+    training.update(losses)
+    return losses
+
+
+def untried(training: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Draws for each sample, for all, and numbers of another kernel that change nothing."""
+    clean, _ = batch
+    times = torch.randint(0, TIMES, (len(clean),))
+    noisy = clean + torch.randn_like(clean) * torch.rand(())  # seen
+    noisy = noisy + 0 * torch.poisson(torch.ones(WIDTH))  # another kernel
+    losses = training.model(noisy, times).square().mean(1)
+    training.update(losses)
+    return losses

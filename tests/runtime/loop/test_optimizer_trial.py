@@ -96,6 +96,10 @@ def test_without_a_model_it_is_tried_on_some_shapes() -> None:
         ("Steady", "does not depend on the `lr` of its groups"),
         ("own_closures:NeverCalls", "its `step` takes a closure and does not call it"),
         ("own_closures:GradientsFirst", "its `step` uses gradients before it calls the closure"),
+        (
+            "own_closures:FailsEitherWay",
+            r"fails without a closure \(AssertionError: it needs a closure\) and with one \(KeyError: 'rho'\)",
+        ),
         ("KeepsAList", "it keeps `past` of a parameter as a list"),
     ],
 )
