@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dslc.compiler.cost.calibration_fit import calibration_of, with_rest
 from dslc.compiler.cost.estimate import estimate
@@ -65,6 +65,7 @@ from dslc.terminal.exit_codes import (
 from dslc.verification.variants import observed
 
 if TYPE_CHECKING:
+    from dslc.runtime.measure.report import RunReport
     from dslc.runtime.process.failure import Outcome
 from collections.abc import Iterator, Mapping
 
@@ -216,7 +217,7 @@ class _MeasuredPlans:
         found = estimate(replace(analysis.staging, layout=layout), analysis.costs)
         return found.step_time if found.source == "measured" else None
 
-    def _end_on_hosts(self, ready: Ready, outcome: Outcome, report: dict[str, Any] | None, folder: str) -> int:
+    def _end_on_hosts(self, ready: Ready, outcome: Outcome, report: RunReport | None, folder: str) -> int:
         """Ends the measurement of several hosts on one of them. Raises KeyboardInterrupt."""
         if outcome.stopped_at is None and (outcome.failure is not None or report is not None):
             status = self._end(ready, outcome, folder)

@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.program import TrainMode
 from dslc.dsl.diagnostics import Report
@@ -37,6 +37,7 @@ from dslc.terminal.exit_codes import GOOD, INTERRUPTED, JOB_AT_FAULT, TRAINING_F
 
 if TYPE_CHECKING:
     from dslc.probe.child import ChildAnswer
+    from dslc.runtime.measure.report import RunReport
     from dslc.runtime.process.failure import Outcome
 
 _PROFILES = {"": "", "profile": "--profile", "trace": "--profile=trace"}
@@ -61,8 +62,12 @@ def main(arguments: argparse.Namespace) -> int:
     places = _worlds(context)
     load_result, combinations = load_each(arguments.job, arguments.settings)
     report = Report()
-    options = {**_measurements(arguments), "around": context}
-    jobs = [prepare(combination, report, **options) for combination in combinations if not is_over_limit(report)]
+    profile, trace = _measurements(arguments)
+    jobs = [
+        prepare(combination, report, profile=profile, trace=trace, around=context)
+        for combination in combinations
+        if not is_over_limit(report)
+    ]
     if not _show_findings(report, places, arguments, rendezvous) or load_result.job is None:
         return JOB_AT_FAULT
     call = load_result.job.launch.with_
@@ -126,7 +131,7 @@ def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse
         wait_for_speaker(world)
         return WRONG_USAGE
 
-    def then(outcome: Outcome, report: dict[str, Any] | None, folder: str) -> int:
+    def then(outcome: Outcome, report: RunReport | None, folder: str) -> int:
         repeat_arguments = [arguments.job, *arguments.settings]
         return (
             _report_outcome(runs[0], outcome, report, folder, repeat_arguments, rendezvous)
@@ -175,14 +180,15 @@ def _check_each(runs: Sequence[Ready], places: Sequence[World], arguments: argpa
     return _show_findings(report, places, arguments, rendezvous)
 
 
-def _measurements(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns what the ranks measure, as arguments of `prepare`."""
-    return {name: True for name in (arguments.profile,) if name}
+def _measurements(arguments: argparse.Namespace) -> tuple[bool, bool]:
+    """Returns whether the ranks record a profile, and a trace."""
+    return arguments.profile == "profile", arguments.profile == "trace"
 
 
 def _run_plan(arguments: argparse.Namespace, rendezvous: str, context: LaunchContext) -> int:
     report, places = Report(), _worlds(context)
-    ready = prepare_plan(arguments.job, arguments.settings, report, **_measurements(arguments), around=context)
+    profile, trace = _measurements(arguments)
+    ready = prepare_plan(arguments.job, arguments.settings, report, profile=profile, trace=trace, around=context)
     if not _show_findings(report, places, arguments, rendezvous) or ready is None:
         return JOB_AT_FAULT
     if not _check_each([ready], places, arguments, rendezvous):
@@ -238,7 +244,7 @@ def run_one(ready: Ready, folder: str, repeat_arguments: Sequence[str]) -> int:
 def _report_outcome(
     ready: Ready,
     outcome: Outcome,
-    report: dict[str, Any] | None,
+    report: RunReport | None,
     folder: str,
     repeat_arguments: Sequence[str],
     rendezvous: str = "",

@@ -38,6 +38,7 @@ from dslc.runtime.process.run_status import begin, broke_off
 
 if TYPE_CHECKING:
     from dslc.probe.child import ChildAnswer
+    from dslc.runtime.measure.report import RunReport
     from dslc.runtime.process.failure import Outcome
 
 
@@ -203,7 +204,7 @@ def train(
     launch: Callable[[JobProgram, tuple[RankPlace, ...], str], Outcome],
     *,
     goes_on: bool = False,
-) -> tuple[Outcome, dict[str, Any] | None]:
+) -> tuple[Outcome, RunReport | None]:
     """Trains in a folder, from its claim to its report: writes the files, launches, and draws the plan meanwhile.
 
     Returns the outcome and the contents of report.json; None if the training failed, or was ended at once and left no
@@ -298,11 +299,11 @@ def _finish_drawing(drawing: subprocess.Popen[bytes], folder: str) -> None:
         print(plain(f"plan.svg could not be drawn: see {log}"), file=sys.stderr)
 
 
-def report_on(ready: Ready, folder: str, steps: int) -> dict[str, Any]:
+def report_on(ready: Ready, folder: str, steps: int) -> RunReport:
     """Writes report.json of a run that was not cut off, and returns its contents."""
     from dslc.runtime.measure.report import write_report
 
-    return write_report(folder, ready.compiled.plan.to_json(), ready.program, steps)
+    return write_report(folder, ready.compiled.plan, ready.program, steps)
 
 
 def folders_of(loaded: LoadResult, combinations: Sequence[LoadResult], folder: str) -> list[tuple[str, LoadResult]]:

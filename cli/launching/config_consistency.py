@@ -9,7 +9,7 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.number_text import byte_text
 from dslc.compiler.plan_facts import facts_of
@@ -22,11 +22,12 @@ from dslc.runtime.hosts.rendezvous_address import RendezvousError
 from dslc.terminal.version import __version__
 
 if TYPE_CHECKING:
+    from dslc.runtime.measure.report import RunReport
     from dslc.runtime.process.failure import Outcome
 
 CHOSEN_PLAN = "the plan that `auto` chose"
 ANSWER = 60.0  # seconds that a host may take to answer about a folder
-Then = Callable[["Outcome", dict[str, Any] | None, str], int]  # with the report and the run directory: the exit status
+Then = Callable[["Outcome", "RunReport | None", str], int]  # with the report and the run directory: the exit status
 
 
 def share_checkpoints(ready: Ready, group: LauncherGroup) -> None:

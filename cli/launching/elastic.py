@@ -16,7 +16,7 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.jobs.prepare_run import Ready, draw, feed, launch, report_on, write_run_directory
@@ -38,6 +38,7 @@ from dslc.runtime.process.run_status import begin
 from dslc.terminal.exit_codes import GOOD, INTERRUPTED, WRONG_USAGE
 
 if TYPE_CHECKING:
+    from dslc.runtime.measure.report import RunReport
     from dslc.runtime.process.failure import Outcome
 
 _LAST = 10.0  # seconds: Kubernetes looks at pods that have ended once a second
@@ -110,7 +111,7 @@ class _ElasticTraining:
         self._holds = False
         self._new_folder = ""  # which this launcher has made
 
-    def run(self, group: LauncherGroup) -> tuple[Outcome, dict[str, Any] | None]:
+    def run(self, group: LauncherGroup) -> tuple[Outcome, RunReport | None]:
         """Trains to the end, and returns the outcome and, on the coordinator, the contents of report.json."""
         until = time.monotonic() + self._job.program.timeout
         program, places = group.gather(lambda: self.gathered(group), 1, until, lambda: False, has_met=True)

@@ -15,7 +15,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dslc.dsl.plain import plain_lines
 from dslc.jobs.prepare_run import Ready, launch, show_failure, train
@@ -43,6 +43,7 @@ from dslc.terminal.exit_codes import WRONG_USAGE
 from dslc.terminal.system_errors import in_words
 
 if TYPE_CHECKING:
+    from dslc.runtime.measure.report import RunReport
     from dslc.runtime.process.failure import Outcome
 
 SPEAKER_PATIENCE = 30.0  # seconds that a process with nothing to say leaves to one that has, on another host
@@ -190,7 +191,7 @@ def _of_processes(rendezvous: Rendezvous, world: World, where: HostPaths, ranks:
     )
 
 
-def _train(ready: Ready, group: LauncherGroup, out: str | None) -> tuple[Outcome, dict[str, Any] | None, str]:
+def _train(ready: Ready, group: LauncherGroup, out: str | None) -> tuple[Outcome, RunReport | None, str]:
     def agree_on_folder() -> list[int]:
         if group.is_coordinator:
             group.folder = _folder(ready, group, out)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TextIO
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 from dslc.compiler.ir.number_text import byte_text, time_text
 from dslc.compiler.show.page.content import ReportLine
 from dslc.terminal.tables import console
 
+if TYPE_CHECKING:
+    from dslc.runtime.measure.report import RankReport, RunReport
 
-def show_report(report: Mapping[str, Any], screen: TextIO | None = None) -> None:
+Figure = TypeVar("Figure", int, float)
+
+
+def show_report(report: RunReport, screen: TextIO | None = None) -> None:
     """Prints predicted beside measured figures; ranks with equal figures share a line."""
     from rich.table import Table
 
@@ -28,13 +33,13 @@ def show_report(report: Mapping[str, Any], screen: TextIO | None = None) -> None
         shown.print(f"collectives are recorded from step {FIRST_STEP} on, and there were fewer")
 
 
-def report_lines(report: Mapping[str, Any]) -> list[ReportLine]:
+def report_lines(report: RunReport) -> list[ReportLine]:
     """Returns the lines of a report: first a step's, then the ranks'."""
     return [*_step_lines(report), *merged_lines(report, _lines)]
 
 
 def merged_lines(
-    report: Mapping[str, Any], lines_of: Callable[[Mapping[str, Any]], Iterable[tuple[str, str, str, str]]]
+    report: RunReport, lines_of: Callable[[RankReport], Iterable[tuple[str, str, str, str]]]
 ) -> list[ReportLine]:
     """Returns the lines of all ranks, each once with the ranks that have it."""
     ranks: dict[tuple[str, str, str, str], list[int]] = {}
@@ -47,13 +52,14 @@ def merged_lines(
     ]
 
 
-def _step_lines(report: Mapping[str, Any]) -> Iterator[ReportLine]:
+def _step_lines(report: RunReport) -> Iterator[ReportLine]:
     times = report["step_time"]
     source = f" ({times['source']})" if times.get("source") not in (None, "measured") else ""
     yield _step_line(f"time of a step{source}", times["predicted"], times["measured"])
     for phase, figures in report["ranks"][0]["phases"].items():
         seconds = [rank["phases"][phase]["measured"] for rank in report["ranks"]]
-        measured = statistics.median(seconds) if None not in seconds else None
+        known = [second for second in seconds if second is not None]
+        measured = statistics.median(known) if len(known) == len(seconds) else None
         yield _step_line(f"of it {phase}, at the median", figures["predicted"], measured)
     routing = report.get("experts")  # not in reports of earlier versions
     if routing is not None and routing["measured"] is not None:
@@ -68,21 +74,23 @@ def _step_line(what: str, predicted: float | None, measured: float | None) -> Re
     return ReportLine(ranks="all", what=what, predicted=ours, measured=theirs, difference=difference)
 
 
-def _lines(rank: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+def _lines(rank: RankReport) -> Iterator[tuple[str, str, str, str]]:
     memory = rank["memory"]
     if memory["measured"] is not None:
-        for kind, measured in memory["measured"].items():
-            if kind != "when" and (measured or (memory["predicted"] or {}).get(kind)):
-                predicted = memory["predicted"] and memory["predicted"][kind]
-                yield f"memory: {kind}", *_pair(predicted, measured, byte_text)
+        predictions = memory["predicted"] or {}
+        for kind, size in memory["measured"].items():
+            predicted = predictions.get(kind)
+            if isinstance(size, int) and (size or predicted):  # `when` is text
+                yield f"memory: {kind}", *_pair(predicted if isinstance(predicted, int) else None, size, byte_text)
     for each in rank["collectives"] if rank["recorded"] else ():
-        predicted, measured = each["predicted"], each["measured"]
-        for what, tell in (("count", str), ("bytes", byte_text)):
-            ours = predicted and predicted[what]
-            yield f"{each['operation']}: {what} in a step", *_pair(ours, measured[what], tell)
+        ours, theirs = each["predicted"], each["measured"]
+        counts = [total["count"] if total else None for total in (ours, theirs)]
+        sizes = [total["bytes"] if total else None for total in (ours, theirs)]
+        yield f"{each['operation']}: count in a step", *_pair(counts[0], counts[1], str)
+        yield f"{each['operation']}: bytes in a step", *_pair(sizes[0], sizes[1], byte_text)
 
 
-def _pair(predicted: float | None, measured: float | None, tell: Callable[[Any], str]) -> tuple[str, str, str]:
+def _pair(predicted: Figure | None, measured: Figure | None, tell: Callable[[Figure], str]) -> tuple[str, str, str]:
     if predicted is None or measured is None:
         difference = ""
     elif predicted == measured:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dslc.compiler.facts.untrusted_files import read_json
 from dslc.compiler.ir.number_text import byte_text
@@ -12,6 +12,9 @@ from dslc.compiler.show.page.content import MetricCurve, ReportLine, RunFigures
 from dslc.dsl.words import plural
 from dslc.runs.report_table import merged_lines, report_lines
 from dslc.runtime.process.records import PHASES, REPORT, REPORT_VERSION, Record, overview_numbers, readable_records
+
+if TYPE_CHECKING:
+    from dslc.runtime.measure.report import RankReport
 
 MOST_POINTS = 1000  # of a curve
 MOST_LINES = 300  # of a report
@@ -54,11 +57,12 @@ def _report(path: str) -> list[ReportLine]:
     return lines
 
 
-def _process_lines(rank: Mapping[str, Any]) -> Iterable[tuple[str, str, str, str]]:
+def _process_lines(rank: RankReport) -> Iterable[tuple[str, str, str, str]]:
     """Yields the predicted peak, if no line of the report compares it, and the peaks of the whole process."""
     memory = rank["memory"]
-    if memory["predicted"] is not None and memory["measured"] is None:
-        yield "memory: peak", byte_text(memory["predicted"]["peak"]), "unknown without --profile", ""
+    predicted = memory["predicted"]
+    if predicted is not None and memory["measured"] is None:
+        yield "memory: peak", byte_text(int(predicted["peak"])), "unknown without --profile", ""
     for kind, size in rank["process"].items():
         yield f"peak of the process: {kind}", "", byte_text(size), ""
 

@@ -49,16 +49,18 @@ import os
 import resource
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TypedDict, TypeVar
 
 import torch
 from torch import Tensor
 
 from dslc.compiler.facts.untrusted_files import read_text, replacing
-from dslc.compiler.ir.actions import OF_SAMPLES, Cadence
+from dslc.compiler.ir.actions import OF_SAMPLES, TrafficNode
 from dslc.compiler.ir.codec import to_json
+from dslc.compiler.ir.memory import MemoryNode
+from dslc.compiler.ir.plan import PlanView, RankNode
 from dslc.compiler.ir.program import JobProgram, RankPlace, StepPhases, TrainMode
 from dslc.runtime.measure import collectives
 from dslc.runtime.measure.slow_steps import compared_phases, median_phases
@@ -66,6 +68,88 @@ from dslc.runtime.measure.track_memory import KINDS, Tracker
 from dslc.runtime.parallel.expert_parallel import row_records
 from dslc.runtime.process.records import REPORT, REPORT_VERSION, SHARES, SKIPPED, Record, naming, read_metrics
 from dslc.runtime.step.assemble import TrainingComponents
+
+Exchanged = tuple[str, int, int]  # operation, count, bytes
+MemoryBytes = dict[str, int | str]  # by kind, with `peak` and `rest`; `when` is text
+
+
+class CollectiveTotal(TypedDict):
+    count: int
+    bytes: int
+
+
+class CollectiveReport(TypedDict):
+    operation: str
+    predicted: CollectiveTotal | None
+    measured: CollectiveTotal | None
+
+
+class ExchangeMeasurement(CollectiveTotal):
+    operation: str
+    ranks: int
+
+
+class MemoryReport(TypedDict):
+    predicted: MemoryBytes | None
+    measured: MemoryBytes | None
+
+
+class StepTimeReport(TypedDict):
+    predicted: float | None
+    source: str | None
+    measured: float | None
+    calibrate: str
+
+
+class RoutingReport(TypedDict):
+    stated: float | None
+    measured: float | None
+    layer: str | None
+    rank: int | None
+    exceeded: bool
+
+
+class SkippedBatch(TypedDict):
+    step: int
+    samples: list[int]
+
+
+class RankMeasurements(TypedDict):
+    """The contents of `logs/rank-N.json`."""
+
+    process: dict[str, int]
+    checkpoints: dict[str, float | None]
+    texts: dict[str, float | None]
+    memory: MemoryBytes | None
+    experts: dict[str, tuple[int, int]]  # by layer: rows sent, rows arrived
+    phases: dict[str, float] | None
+    exchanges: dict[str, list[ExchangeMeasurement]]  # by step
+
+
+class RankReport(TypedDict):
+    rank: int
+    memory: MemoryReport
+    process: dict[str, int]
+    phases: dict[str, dict[str, float | None]]
+    checkpoints: dict[str, float | None]
+    texts: dict[str, float | None]
+    collectives: list[CollectiveReport]
+    recorded: list[int]
+    steady: bool | None
+
+
+class RunReport(TypedDict):
+    """The contents of report.json."""
+
+    version: int
+    plan: str
+    steps: dict[str, int]
+    step_time: StepTimeReport
+    shares: list[int]
+    skipped_batches: list[SkippedBatch]
+    experts: RoutingReport | None
+    ranks: list[RankReport]
+
 
 TRACKED_STEPS = 3  # the first steps of a process; their collectives are those of engines that still settle
 
@@ -110,12 +194,12 @@ class Measure:
         if self._device.type == "cuda":
             process["allocated"] = torch.cuda.max_memory_allocated(self._device)
             process["reserved"] = torch.cuda.max_memory_reserved(self._device)
-        measurements = {
+        measurements: RankMeasurements = {
             "process": process,
             "checkpoints": {"saved": len(stalls), "stall": statistics.median(stalls) if stalls else None},
             "texts": {"times": len(texts), "seconds": statistics.median(texts) if texts else None},
             "memory": _tracked_memory(self._tracker) if self._tracker is not None else None,
-            "experts": {each.layer: [each.sent, each.arrived] for each in self._rows},
+            "experts": {each.layer: (each.sent, each.arrived) for each in self._rows},
             "phases": to_json(median_phases(laps[1:] or laps)) if laps else None,
             "exchanges": {str(step): to_json(exchange) for step, exchange in self._exchanges.items()},
         }
@@ -139,7 +223,7 @@ def _tracked(work: Callable[[B], T], tracker: Tracker) -> Callable[[B], T]:
     return watched
 
 
-def _tracked_memory(tracker: Tracker) -> dict[str, object] | None:
+def _tracked_memory(tracker: Tracker) -> MemoryBytes | None:
     if not tracker.peak:
         return None
     return {
@@ -157,23 +241,22 @@ def _path(run_dir: str, rank: int) -> str:
     return os.path.join(run_dir, "logs", f"rank-{rank}.json")
 
 
-def write_report(run_dir: str, plan: Mapping[str, Any], job: JobProgram, steps: int) -> dict[str, Any]:
-    """Writes report.json of a run of `plan` (its JSON) as `job` that did `steps`, and returns its contents."""
-    step = plan["step"] or {}
-    times = {
-        "predicted": step.get("step_time"),
-        "source": step.get("source"),
-        "measured": step_time(read_metrics(run_dir)),
-    }
-    report = {
+def write_report(run_dir: str, plan: PlanView, job: JobProgram, steps: int) -> RunReport:
+    """Writes report.json of a run of `plan` as `job` that did `steps`, and returns its contents."""
+    report: RunReport = {
         "version": REPORT_VERSION,
-        "plan": plan["hash"],
-        "steps": {"planned": plan["data"]["steps"], "done": steps},
-        "step_time": {**times, "calibrate": job.calibrate},
+        "plan": plan.hash,
+        "steps": {"planned": plan.data.steps, "done": steps},
+        "step_time": {
+            "predicted": plan.step_time,
+            "source": plan.step.source if plan.step else None,
+            "measured": step_time(read_metrics(run_dir)),
+            "calibrate": job.calibrate,
+        },
         "shares": _shares(run_dir, job),
         "skipped_batches": skipped_batches(run_dir),
         "experts": _routing(run_dir, plan),
-        "ranks": [_rank(run_dir, plan, job, rank) for rank in range(_world_size(plan))],
+        "ranks": [_rank(run_dir, plan, job, rank) for rank in range(plan.world_size)],
     }
     path = os.path.join(run_dir, REPORT)
     with naming(path), replacing(path) as file:
@@ -192,7 +275,7 @@ def _shares(run_dir: str, job: JobProgram) -> list[int]:
         return []
 
 
-def skipped_batches(run_dir: str) -> list[dict[str, Any]]:
+def skipped_batches(run_dir: str) -> list[SkippedBatch]:
     """Returns the step of each skipped batch with the numbers of its samples."""
     try:
         spikes = json.loads(read_text(os.path.join(run_dir, SKIPPED), 1 << 24))["spikes"]
@@ -212,22 +295,17 @@ def step_time(records: Sequence[Record]) -> float | None:
     return statistics.median(times) if times else None
 
 
-def _world_size(plan: Mapping[str, Any]) -> int:
-    topology = plan["topology"]
-    return int(topology["nodes"] * topology["processes"])
-
-
-def _routing(run_dir: str, plan: Mapping[str, Any]) -> dict[str, Any] | None:
+def _routing(run_dir: str, plan: PlanView) -> RoutingReport | None:
     """Returns the stated skew of the routing to experts beside the largest that a rank met."""
-    if plan["experts"] is None:
+    if plan.experts is None:
         return None
     rows: dict[str, list[tuple[int, int, int]]] = {}  # by layer: arrived, rank, sent
-    for rank in range(_world_size(plan)):
+    for rank in range(plan.world_size):
         for layer, (sent, arrived) in _measurements(run_dir, rank)["experts"].items():
             rows.setdefault(layer, []).append((arrived, rank, sent))
     even = {layer: max(sent for *_, sent in of_layer) for layer, of_layer in rows.items()}
     busiest = {layer: max(of_layer) for layer, of_layer in rows.items() if even[layer]}
-    stated = plan["experts"]["skew"]
+    stated = plan.experts.skew
     if not busiest:
         return {"stated": stated, "measured": None, "layer": None, "rank": None, "exceeded": False}
     layer = max(busiest, key=lambda name: busiest[name][0] / even[name])
@@ -237,21 +315,23 @@ def _routing(run_dir: str, plan: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"stated": stated, "measured": skew, "layer": layer, "rank": rank, "exceeded": exceeded}
 
 
-def _measurements(run_dir: str, rank: int) -> dict[str, Any]:
+def _measurements(run_dir: str, rank: int) -> RankMeasurements:
     with open(_path(run_dir, rank), encoding="utf-8") as file:
-        measurements: dict[str, Any] = json.load(file)
+        measurements: RankMeasurements = json.load(file)
     return measurements
 
 
-def _rank(run_dir: str, plan: Mapping[str, Any], job: JobProgram, rank: int) -> dict[str, Any]:
+def _rank(run_dir: str, plan: PlanView, job: JobProgram, rank: int) -> RankReport:
     measurements = _measurements(run_dir, rank)
-    planned = next((node for node in plan["ranks"] if node["first"] <= rank <= node["last"]), None)
+    planned = next((node for node in plan.ranks if node.first <= rank <= node.last), None)
     exchanges = measurements["exchanges"]
     recorded = sorted(int(step) for step in exchanges)
     first_exchanges = exchanges[str(recorded[0])] if recorded else None
-    traffic = planned and [entry for entry in planned["traffic"] if _in_step(entry, recorded[0] if recorded else 0)]
-    if traffic and job.data.shares:
-        traffic = [_of_share(entry, plan, job, rank) for entry in traffic]
+    traffic = planned and [node for node in planned.traffic if _in_step(node, recorded[0] if recorded else 0)]
+    predicted = (
+        None if traffic is None else [(node.operation, node.count, _bytes(node, plan, job, rank)) for node in traffic]
+    )
+    recorded_first = first_exchanges and [(each["operation"], each["count"], each["bytes"]) for each in first_exchanges]
     share_memory = planned and _memory_of_share(planned, _share(plan, job, rank))
     return {
         "rank": rank,
@@ -263,53 +343,50 @@ def _rank(run_dir: str, plan: Mapping[str, Any], job: JobProgram, rank: int) -> 
         "phases": compared_phases(job, measurements["phases"]),
         "checkpoints": measurements["checkpoints"],
         "texts": measurements["texts"],
-        "collectives": _side_by_side(traffic, first_exchanges),
+        "collectives": _side_by_side(predicted, recorded_first),
         "recorded": recorded,
         "steady": all(step_exchanges == first_exchanges for step_exchanges in exchanges.values()) if recorded else None,
     }
 
 
-def _of_share(traffic: Mapping[str, Any], plan: Mapping[str, Any], job: JobProgram, rank: int) -> Mapping[str, Any]:
-    """Returns planned traffic, which is of the largest share of a batch, for the share of a rank."""
-    if traffic["what"] not in OF_SAMPLES:
-        return traffic
-    return {**traffic, "bytes": traffic["bytes"] * _share(plan, job, rank) // max(job.data.shares)}
+def _bytes(traffic: TrafficNode, plan: PlanView, job: JobProgram, rank: int) -> int:
+    """Returns the bytes of planned traffic, which is of the largest share of a batch, for the share of a rank."""
+    if not job.data.shares or traffic.what not in OF_SAMPLES:
+        return traffic.bytes
+    return traffic.bytes * _share(plan, job, rank) // max(job.data.shares)
 
 
-def _share(plan: Mapping[str, Any], job: JobProgram, rank: int) -> int:
+def _share(plan: PlanView, job: JobProgram, rank: int) -> int:
     """Returns the samples that a rank takes of a batch; 0 if shares are equal."""
-    (axis,) = (axis for axis in plan["axes"] if axis["name"] == "data")
-    return job.data.shares[rank // axis["stride"] % axis["size"]] if job.data.shares else 0
+    (axis,) = (axis for axis in plan.axes if axis.name == "data")
+    return job.data.shares[rank // axis.stride % axis.size] if job.data.shares else 0
 
 
-def _memory_of_share(planned: Mapping[str, Any], samples: int) -> Mapping[str, Any]:
+def _memory_of_share(planned: RankNode, samples: int) -> MemoryNode:
     """Returns the planned memory of a rank: the largest share's, unless its own share is smaller."""
-    smaller: Iterable[Mapping[str, Any]] = planned.get("share_memory", ())
-    found: Mapping[str, Any] | None = next((each["memory"] for each in smaller if each["samples"] == samples), None)
-    return found or planned["memory"]
+    smaller = (each.memory for each in planned.share_memory if each.samples == samples)
+    return next(smaller, planned.memory)
 
 
-def _in_step(traffic: Mapping[str, Any], step: int) -> bool:
+def _in_step(traffic: TrafficNode, step: int) -> bool:
     """True if an exchange takes place in a step; of no step in particular, if it does in some of the later ones."""
-    cadence = Cadence(**traffic["when"])
-    return cadence.holds(step) if step else cadence.steady
+    return traffic.when.holds(step) if step else traffic.when.steady
 
 
-def _planned_memory(memory: Mapping[str, Any], measurements: Mapping[str, Any] | None) -> dict[str, Any]:
+def _planned_memory(memory: MemoryNode, measurements: MemoryBytes | None) -> MemoryBytes:
     """Returns the predicted memory that torch's allocator sees, by the kinds that were measured."""
-    peak = memory["workspace"] + sum(memory[kind] for kind in KINDS)
-    kinds = {kind: memory[kind] for kind in KINDS if measurements is None or kind in measurements}
+    kinds = {kind: memory.kinds[kind] for kind in KINDS if measurements is None or kind in measurements}
     if measurements is not None and "others" in measurements:
-        kinds["others"] = peak - sum(kinds.values())
-    rest = memory["rest"] - memory["framework"] + memory["workspace"]
-    return {**kinds, "peak": peak, "rest": rest, "when": memory["when"]}
+        kinds["others"] = memory.tensors - sum(kinds.values())
+    rest = memory.rest - memory.framework + memory.workspace
+    return {**kinds, "peak": memory.tensors, "rest": rest, "when": memory.when}
 
 
 def _side_by_side(
-    predicted: Iterable[Mapping[str, object]] | None, measurements: Iterable[Mapping[str, object]] | None
-) -> list[dict[str, object]]:
+    predicted: Iterable[Exchanged] | None, measurements: Iterable[Exchanged] | None
+) -> list[CollectiveReport]:
     ours, theirs = _by_operation(predicted), _by_operation(measurements)
-    no_traffic = {"count": 0, "bytes": 0}
+    no_traffic: CollectiveTotal = {"count": 0, "bytes": 0}
     return [
         {
             "operation": operation,
@@ -320,12 +397,12 @@ def _side_by_side(
     ]
 
 
-def _by_operation(entries: Iterable[Mapping[str, Any]] | None) -> dict[str, dict[str, int]] | None:
+def _by_operation(entries: Iterable[Exchanged] | None) -> dict[str, CollectiveTotal] | None:
     if entries is None:
         return None
-    sums: dict[str, dict[str, int]] = {}
-    for entry in entries:
-        total = sums.setdefault(entry["operation"], {"count": 0, "bytes": 0})
-        total["count"] += entry["count"]
-        total["bytes"] += entry["bytes"]
+    sums: dict[str, CollectiveTotal] = {}
+    for operation, count, size in entries:
+        total = sums.setdefault(operation, {"count": 0, "bytes": 0})
+        total["count"] += count
+        total["bytes"] += size
     return sums

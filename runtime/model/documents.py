@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.overrides import handle_torch_function, has_torch_function
 
 from dslc.compiler.trace import private_torch
@@ -209,6 +209,11 @@ class Documents:
         return attended
 
 
+class _KernelContext(FunctionCtx):
+    saved_tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # query, key, value, output, sums
+    call: tuple[list[DocumentRange], bool, float | None]
+
+
 class _KernelAttention(torch.autograd.Function):
     """Attention by torch's flash kernel for CPUs, document by document, into one output. It keeps what the kernel keeps
     of a whole sequence. A document of one position attends to itself alone: its output is its value.
@@ -216,7 +221,7 @@ class _KernelAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _KernelContext,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -239,7 +244,7 @@ class _KernelAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _KernelContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, sums = ctx.saved_tensors
         ranges, is_causal, scale = ctx.call
         gradients = [torch.empty_like(tensor.transpose(1, 2)).transpose(1, 2) for tensor in (query, key, value)]

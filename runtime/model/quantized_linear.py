@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.nn.functional import embedding, linear
 
 from dslc.compiler.ir.parameter_names import BASE, base_name, is_of_adapter
@@ -105,11 +106,16 @@ def _from_nf4(data: Tensor, rows: int, columns: int) -> Tensor:
     return weight.mul_(scales.view(blocks, 1)).view(rows, columns)
 
 
+class _FrozenProductContext(FunctionCtx):
+    saved_tensors: tuple[Tensor]  # the bytes of the weight
+    form: tuple[str, int, int]
+
+
 class _FrozenProduct(torch.autograd.Function):
     """The product with a frozen weight, which exists only while each pass multiplies."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, data: Tensor, kind: str, rows: int, columns: int) -> Tensor:
+    def forward(ctx: _FrozenProductContext, input: Tensor, data: Tensor, kind: str, rows: int, columns: int) -> Tensor:
         ctx.save_for_backward(data)
         ctx.form = kind, rows, columns
         kind_of_device = input.device.type
@@ -118,7 +124,7 @@ class _FrozenProduct(torch.autograd.Function):
         return linear(input.to(dtype), _dequantize(data, kind, rows, columns, dtype))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: _FrozenProductContext, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         (data,), (gradient,) = ctx.saved_tensors, gradients
         return gradient @ _dequantize(data, *ctx.form, gradient.dtype), None, None, None, None
 

@@ -21,12 +21,12 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 
 from dslc.compiler.ir.program import JobProgram
 from dslc.compiler.trace.private_torch import gather_with_gradient
@@ -258,18 +258,22 @@ def answer_pieces(job: JobProgram) -> AnswerPieces | None:
     return AnswerPieces(job.axes["context"], total)
 
 
+class _SumContext(FunctionCtx):
+    ranks: int
+
+
 class _SumAnswers(torch.autograd.Function):
     """The sum over the ranks of a group, which each goes on with alike."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: _SumContext, tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.ranks = dist.get_world_size(group)
         summed = tensor.detach().clone()
         dist.all_reduce(summed, group=group)
         return summed
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _SumContext, gradient: Tensor) -> tuple[Tensor, None]:
         # The ranks' gradients are equal: no exchange is needed to sum them.
         return gradient * ctx.ranks, None
 

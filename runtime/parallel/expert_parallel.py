@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 
 from dslc.compiler.ir.parameter_names import base_name
 from dslc.compiler.ir.program import JobProgram
@@ -94,7 +95,7 @@ def _share_library_experts(job: JobProgram, model: nn.Module) -> None:
     """Cuts the stacks of experts of `transformers`, and replaces their forward pass, which takes tokens, the experts of
     each token and their weights.
     """
-    modules: dict[str, Any] = dict(model.named_modules())
+    modules = dict(model.named_modules())
     for name, count in job.experts.layers if job.experts is not None else ():
         experts, mesh = modules.get(name), mesh_of(job).root
         if experts is None or isinstance(experts, OwnExperts):
@@ -143,15 +144,16 @@ def _with_local_parameters(experts: nn.Module, forward: Experts, rows: Tensor, c
         own.update(parameters)
 
 
-def placement(axes: Mesh, replicas: int) -> Callable[[Tensor], Any]:
+def placement(axes: Mesh, replicas: int) -> Callable[[Tensor], object]:
     """Returns the function by which `fully_shard` takes the mesh of a parameter: for experts, the ranks that hold the
     same ones.
     """
     return fully_shard_over(axes.sharded_experts(replicas), _is_shared)
 
 
-def _is_shared(parameter: Any) -> bool:
-    return hasattr(parameter, "placements") and EXPERT in parameter.device_mesh.mesh_dim_names
+def _is_shared(parameter: Tensor) -> bool:
+    mesh: DeviceMesh | None = getattr(parameter, "device_mesh", None)
+    return mesh is not None and EXPERT in (mesh.mesh_dim_names or ())
 
 
 class RowRecord:
@@ -206,16 +208,22 @@ def _exchange(rows: Tensor, sent: list[int], arriving: list[int], group: dist.Pr
     return arrived
 
 
+class _RowsContext(FunctionCtx):
+    sizes: tuple[list[int], list[int], dist.ProcessGroup]
+
+
 class _RowExchange(torch.autograd.Function):
     """One all-to-all of `sent` rows to each rank, with `arriving` rows from each; gradients travel back."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, sent: list[int], arriving: list[int], group: dist.ProcessGroup) -> Tensor:
+    def forward(
+        ctx: _RowsContext, rows: Tensor, sent: list[int], arriving: list[int], group: dist.ProcessGroup
+    ) -> Tensor:
         ctx.sizes = sent, arriving, group
         return _send(rows, sent, arriving, group)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: _RowsContext, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         sent, arriving, group = ctx.sizes
         return _send(gradients[0], arriving, sent, group), None, None, None
 
@@ -286,16 +294,20 @@ def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return summed
 
 
+class _GroupContext(FunctionCtx):
+    group: dist.ProcessGroup
+
+
 class _SumGradient(torch.autograd.Function):
     """Passes a tensor on; its gradient is the sum over the ranks."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: _GroupContext, x: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _GroupContext, *gradients: Tensor) -> tuple[Tensor, None]:
         return _summed(gradients[0], ctx.group), None
 
 
@@ -303,11 +315,11 @@ class _Sum(torch.autograd.Function):
     """Sums over the ranks; each passes the gradient, which is the same on all, on."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: object, x: Tensor, group: dist.ProcessGroup) -> Tensor:
         return _summed(x, group)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: object, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0], None
 
 
@@ -315,12 +327,12 @@ class _ReduceScatterPieces(torch.autograd.Function):
     """Sums over the ranks, and returns this rank's piece of the sequence; the gradients of all pieces are gathered."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: _GroupContext, x: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
         return _piece_of_sum(x, group)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _GroupContext, *gradients: Tensor) -> tuple[Tensor, None]:
         return _gathered(gradients[0], ctx.group), None
 
 
@@ -328,12 +340,12 @@ class _GatherPieces(torch.autograd.Function):
     """Gathers the pieces of the sequence of all ranks; the gradient is summed, and a rank gets its piece of it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: _GroupContext, x: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
         return _gathered(x, group)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _GroupContext, *gradients: Tensor) -> tuple[Tensor, None]:
         return _piece_of_sum(gradients[0], ctx.group), None
 
 
@@ -350,14 +362,18 @@ def _piece_of_sum(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return piece
 
 
+class _RanksContext(FunctionCtx):
+    ranks: int
+
+
 class _ShareGradient(torch.autograd.Function):
     """Passes a tensor on; its gradient is divided by the ranks."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: int) -> Tensor:
+    def forward(ctx: _RanksContext, x: Tensor, ranks: int) -> Tensor:
         ctx.ranks = ranks
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _RanksContext, *gradients: Tensor) -> tuple[Tensor, None]:
         return gradients[0] / ctx.ranks, None

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.distributed.tensor import DTensor, Partial, Shard
 
 from dslc.compiler.trace.private_torch import is_on_its_way
@@ -84,11 +84,18 @@ class CutLayer:
         return result
 
 
+class _ProductContext(FunctionCtx):
+    saved_tensors: tuple[Tensor, Tensor]  # input and weight
+    layer: CutLayer
+    is_biased: bool
+    scales: tuple[Tensor, Tensor]  # of the input and of the weight
+
+
 class _Product(torch.autograd.Function):
     """The product of an input (…, inputs) and a transposed weight (inputs, outputs), both a rank's share."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, layer: CutLayer) -> Tensor:
+    def forward(ctx: _ProductContext, input: Tensor, weight: Tensor, bias: Tensor | None, layer: CutLayer) -> Tensor:
         input = _arrived(input)
         ctx.save_for_backward(input, weight)
         rows, column = input.reshape(-1, input.shape[-1]), layer.is_column
@@ -104,7 +111,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _ProductContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
         input, weight = ctx.saved_tensors
         layer, column, (input_scale, weight_scale) = ctx.layer, ctx.layer.is_column, ctx.scales
         gradient = _arrived(gradient)

@@ -14,11 +14,11 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
 from dslc.compiler.placement.shares import largest, pieces
@@ -112,14 +112,18 @@ class Neighbours:
         return found[: self._sizes[self._number]]
 
 
+class _GatherContext(FunctionCtx):
+    neighbours: Neighbours
+
+
 class _Gather(torch.autograd.Function):
     """The rows of all ranks; backward the sums of the gradients of this rank's."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, neighbours: Neighbours) -> Tensor:
+    def forward(ctx: _GatherContext, own: Tensor, neighbours: Neighbours) -> Tensor:
         ctx.neighbours = neighbours
         return neighbours.of_all(own)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _GatherContext, gradient: Tensor) -> tuple[Tensor, None]:
         return ctx.neighbours.sums_of_own(gradient), None

@@ -21,12 +21,11 @@ of its own rank. torch's own SyncBatchNorm does the same, and refuses the CPU.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 
 from dslc.compiler.trace.private_torch import AnyBatchNorm
 
@@ -137,6 +136,14 @@ def _wide(input: Tensor) -> torch.dtype:
     return torch.promote_types(input.dtype, torch.float32)
 
 
+class _NormaliseContext(FunctionCtx):
+    saved_tensors: tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]  # input, weight, mean, variance, samples
+    eps: float
+    group: dist.ProcessGroup | None
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+
+
 class _Normalise(torch.autograd.Function):
     """Returns (output, mean, biased variance, samples per channel) of the batch; the last three float64, without
     gradient.
@@ -146,7 +153,12 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: dist.ProcessGroup | None
+        ctx: _NormaliseContext,
+        input: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        group: dist.ProcessGroup | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         channels = input.shape[1]
         own = input.numel() // channels
@@ -168,7 +180,9 @@ class _Normalise(torch.autograd.Function):
         return output, first, second, samples
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: object) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
+    def backward(
+        ctx: _NormaliseContext, gradient: Tensor, *_: object
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, None, None]:
         input, weight, mean, variance, samples = ctx.saved_tensors
         scale = torch.ones_like(mean) if weight is None else weight
         saved = mean.new_empty(0)  # empty, as in evaluation; the kernel for GPUs requires a tensor

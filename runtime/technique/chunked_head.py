@@ -21,12 +21,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 
 from dslc.compiler.ir.program import LossStep
 from dslc.compiler.placement.shares import largest, piece
@@ -177,12 +178,25 @@ class _ChunkSettings:
         return (place if mask is None else place.masked_fill(~mask, 0)).unsqueeze(1), own
 
 
+class _ChunkedLossContext(FunctionCtx):
+    saved_tensors: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]  # input, weight, bias, targets, sums
+    needs_input_grad: tuple[bool, ...]
+    settings: _ChunkSettings
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+
+
 class _ChunkedLoss(torch.autograd.Function):
     """(…, width), (classes, width), (classes), (…) -> (…)."""
 
     @staticmethod
     def forward(
-        ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: _ChunkSettings
+        ctx: _ChunkedLossContext,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        settings: _ChunkSettings,
     ) -> Tensor:
         shape, input, targets = targets.shape, input.reshape(-1, input.shape[-1]), targets.reshape(-1).long()
         logits_of = _Logits(input, weight, bias, settings.chunks)
@@ -209,9 +223,9 @@ class _ChunkedLoss(torch.autograd.Function):
         return all_losses
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _ChunkedLossContext, gradient: Tensor) -> tuple[Tensor | None, ...]:
         input, weight, bias, targets, sums = ctx.saved_tensors
-        settings: _ChunkSettings = ctx.settings
+        settings = ctx.settings
         shape, gradient = gradient.shape, gradient.reshape(-1)
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         logits_of = _Logits(input, weight, bias, settings.chunks)
