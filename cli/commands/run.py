@@ -171,7 +171,7 @@ def _show_findings(report: Report, places: Sequence[World], arguments: argparse.
 
 def _check_each(runs: Sequence[Ready], places: Sequence[World], arguments: argparse.Namespace, rendezvous: str) -> bool:
     """Looks for the fullest micro-batch of each training, and shows what was found. Returns False if one does not fit;
-    the other processes of a launcher wait at the rendezvous, where they are told.
+    the other processes of a launcher wait at the rendezvous, and learn of it there.
     """
     report = Report()
     answers: dict[str, ChildAnswer] = {}

@@ -1,8 +1,9 @@
 """The process that feeds the loggers of libraries with the records and files of a run.
 
-Model: it reads its orders from standard input, says `ready` once it knows the records of earlier starts, opens the
-loggers, and follows metrics.jsonl until SIGTERM, or until its parent is gone. Then it reads the rest, adds the report
-and ends the loggers' runs. Each logger has a thread, so that a service that does not answer holds up no other logger.
+Model: it reads its orders from standard input, and says `ready` once it knows the records of earlier starts. It opens
+the loggers, and follows metrics.jsonl until SIGTERM, or until its parent is gone. Then it reads the rest, adds the
+report and ends the loggers' runs. Each logger has a thread, so that a service that does not answer holds up no other
+logger.
 
 Contract: a logger that fails misses records, and is called no more after `TRIES` failures in a row. It is noted once
 when that happens, and at the end. A failure of a required logger asks the training to stop after its step.

@@ -1,7 +1,7 @@
-"""What the planner in a browser tab answers: functions from the text of a job to JSON, SVG or HTML.
+"""Answers of the planner in a browser tab: functions from the text of a job to JSON, SVG or HTML.
 
-`edit` has what an editor shows of the text, `summary` and `plan` return what `dslc plan` and `dslc plan --json` print,
-`page` what `dslc render -o page.html` writes, and `choose_table` what `dslc choose` prints.
+`edit` has what an editor shows of the text. `summary` and `plan` return what `dslc plan` and `dslc plan --json` print,
+`page` what `dslc render -o page.html` writes. `choose_table` returns what `dslc choose` prints.
 Nothing here loads torch, starts a process or opens a connection. A job that only torch can plan is checked as far as
 `dslc check` goes without `--trace`.
 """

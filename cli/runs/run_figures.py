@@ -1,4 +1,4 @@
-"""What a run measured, for the page that `dslc render` makes of it: report.json as lines, metrics.jsonl as curves."""
+"""The measurements of a run for the page of `dslc render`: report.json as lines, metrics.jsonl as curves."""
 
 from __future__ import annotations
 

@@ -88,8 +88,8 @@ class TensorRecording:
 
 
 def join_ranks(name: str, seen: Observation, single: TensorRecording | None = None) -> TensorRecording:
-    """Returns the recording of a training from the files of its ranks. `single` is the recording of one process, by
-    whose outputs parts over a tensor axis are told from whole ones.
+    """Returns the recording of a training from the files of its ranks. `single` is the recording of one process, whose
+    outputs show which ones a tensor axis cuts.
     """
     import numpy as np
 

@@ -7,8 +7,8 @@ each of them is rounded when it is stored. If the model cannot be float64, the t
 reference. Other orders of samples do not change the rounding of an output, so outputs have no bound then. An
 output whose first dim does not go sample by sample has no bound either, as other orders mix it.
 
-A loss and a norm are one number, which may be exact by chance. Their rounding is at least that of what they are made
-of: the median relative rounding of the outputs, times the loss; the rounding of all gradients together. A tensor of
+A loss and a norm are one number, which may be exact by chance. The rounding of the loss is at least the median relative
+rounding of the outputs, times the loss. The rounding of a norm is at least that of all gradients together. A tensor of
 fewer than `SMALL_TENSOR` numbers has at least the median relative rounding of the tensors of its kind in its step.
 
 A difference is a share of the rounding. One that is more than `ROUNDING_FACTOR` of it has another cause: a plan sums in

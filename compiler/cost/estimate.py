@@ -63,9 +63,9 @@ from dslc.dsl.sums import float_sum
 class StepEstimate(Record):
     """Seconds of the slowest rank; `mfu` is the model's FLOPs over what all devices could do at their peak.
 
-    `step_time` is `arithmetic`, `transfers` within layers, the rank's idle time for other ranks (`waiting`),
-    `exposed`, the traffic of gradients and parameters that nothing hides, the `update`, the making of `samples`, and
-    the `rest` that none of these accounts for; and `launches`, where the host takes longer to start kernels than these.
+    `step_time` is the sum of its parts: `arithmetic`; `transfers` within layers; `waiting` for other ranks; `exposed`,
+    the traffic of gradients and parameters that nothing hides; the `update`; the making of `samples`; and the `rest`.
+    `launches` comes in addition where the host takes longer to start kernels than these.
     `lacks` says what was not measured, where a calibration does not serve; `fit` is the kind of GPU of the published
     runs. `bubble`, `stages`, `message` and `ends` are as in the plan's record.
     """

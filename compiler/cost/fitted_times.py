@@ -1,6 +1,6 @@
 """The times of a plan's parts by constants that were fitted to whole steps of trainings on a machine.
 
-Model: a pass of a layer takes a time for each FLOP, with another constant for convolutions, and one for each
+Model: a pass of a layer takes a time for each FLOP, with another constant for convolutions. It takes a time for each
 byte that its kernels save for a backward pass, recomputed or not. oneDNN lays images out anew whose channels are not
 last. Weights are read, and gradients written or added to. Each operation of torch takes a time, and backward each
 parameter. It takes longer on the tensor axis, where DTensor dispatches it.

@@ -2,9 +2,9 @@
 
 Model, at the shares of the data sheet's figures that `PublishedFit` has:
 
-- A product of m x k by k x n takes its FLOPs at a share of the peak, and the bytes of its three matrices at a share of
-  the memory's bandwidth. So its efficiency depends on its shape. The operations between products move bytes in
-  proportion to these, and are part of that share.
+- A product takes its FLOPs at a share of the peak, and the bytes of its three matrices at a share of the memory's
+  bandwidth. So its efficiency depends on its shape. The operations between products move bytes in proportion to
+  these, and are part of that share.
 - Attention takes its FLOPs at a share of the peak, and its scores' bytes if it stores them.
 - A head that computes the loss in chunks reads its weight for each, and multiplies once more in the backward pass.
 - The loss reads the logits in float32 once forward and twice backward. The update moves `UPDATE_BYTES` a parameter.

@@ -137,9 +137,7 @@ def stdlib_bytes() -> int:
 
 
 def use_stdlib_bytes(size: int) -> None:
-    """Takes this as the size of the standard library from now on: that of another Python, where this one has no
-    files of it.
-    """
+    """Takes this as the size of the standard library from now on, where this Python has no files of it."""
     global _stdlib_bytes
     _stdlib_bytes = size
 

@@ -310,7 +310,7 @@ class ReceiveGradients(Message):
 class Collective(Action):
     """`count` collectives along an axis, or messages on it that belong to no micro-batch, of `bytes` of input in all.
 
-    The group are `ranks` ranks, each `stride` after the one before; with a `run`, runs of so many ranks that share a
+    The group are `ranks` ranks, each `stride` after the one before; with a `run`, runs of `run` ranks that share a
     sequence, each run `stride` after the one before. `weights` are the names of the nodes whose
     parameters are gathered, or whose gradients, momenta or numbers are exchanged. `when`: the steps in which it takes
     place.

@@ -79,7 +79,7 @@ class Devices(Record):
 
 @record
 class ShareMemory(Record):
-    """The memory of ranks whose share of a full batch is `samples`."""
+    """The memory of ranks that take `samples` of a full batch."""
 
     samples: int
     memory: MemoryNode

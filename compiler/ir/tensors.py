@@ -68,9 +68,9 @@ class QuantizedWeight(Record):
     """The frozen weight of a dense layer, quantized, in one tensor of bytes (runtime/model/quantized_linear.py).
 
     `name` is the parameter's, `shape` the shape in files. `transposed`: its first dimension is the layer's input.
-    nf4 has a code of 4 bits for each number, a scaler of 8 bits for each block, a factor in float32 for each block of
-    scalers, the scalers' mean and the table of values; int8 has a code of 8 bits for each number, and a scale in
-    float32 for each output.
+    nf4 has a code of 4 bits for each number, a scaler of 8 bits for each block, and a factor in float32 for each block
+    of scalers. The mean of the scalers and the table of values come in addition. int8 has a code of 8 bits for each
+    number, and a scale in float32 for each output.
     """
 
     name: str

@@ -51,7 +51,7 @@ def context_axis(place: Coordinate) -> Iterator[StepOperation]:
 
 def expert_axis(place: Coordinate) -> Iterator[StepOperation]:
     """Yields the all-to-alls of each layer with experts: counts, rows and results, and the gradients of both. The bytes
-    are those of an even routing, where each expert gets as many rows; their number does not depend on the routing.
+    assume an even routing, where each expert gets as many rows; their number does not depend on the routing.
     """
     again = set(recomputed(place.job, place.model))  # layers whose forward pass sends again
     ahead = has_forward_ahead(place.job, place.layout)

@@ -45,7 +45,7 @@ AFTER_UPDATE = Moment(kinds=(actions.Update,))
 @record
 class RankGroup(Record):
     """The ranks of an operation: `ranks` of them, each `stride` after the one before; both 0 for two pipeline stages.
-    With a `run`, runs of so many ranks that share a sequence, each run `stride` after the one before.
+    With a `run`, runs of `run` ranks that share a sequence, each run `stride` after the one before.
 
     `axis` is the axis that they lie on, or `all`.
     """

@@ -57,9 +57,10 @@ class Reorders(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The state after one operation: the layer, true in the backward pass, live bytes now and when the layer began, the
-    results: (bytes, numbers) of each, true for a copy in another dtype, the bytes of gradients that stay from here,
-    what oneDNN copies in a convolution's backward pass, and the bytes of dequantized weights.
+    """The state after one operation: the layer, true in the backward pass, live bytes now and when the layer began.
+
+    Then the results, (bytes, numbers) of each; true for a copy in another dtype; the bytes of gradients that stay from
+    here; the copies of oneDNN in a convolution's backward pass; and the bytes of dequantized weights.
     """
 
     layer: str

@@ -316,7 +316,7 @@ def _same(one: Span | None, other: Span) -> bool:
 
 
 def _call_at(document: tree.Document, place: Span) -> tree.Expr | None:
-    """Returns the call or the bare word at a place, which may be that of its name or of the entry that has it."""
+    """Returns the call or the bare word at a place, or whose name or entry is there."""
     for node in _nodes(document):
         match node:
             case tree.CallOf() if _same(node.span, place) or _same(node.name_span, place):

@@ -1,4 +1,4 @@
-"""What an analysis tells an editor: the cost of each layer, and of a rank. The compiler fills it in, as text."""
+"""The figures of an analysis for an editor: the cost of each layer, and of a rank, as text from the compiler."""
 
 from __future__ import annotations
 

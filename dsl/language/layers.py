@@ -287,9 +287,9 @@ class GatedMLP(Call):
 
 @call("balance", "loss")
 class BalanceLoss(Call):
-    """Adds to the loss of a training step, for each layer, `factor * experts` times the sum over the experts of the
-    share of tokens that an expert gets, times its mean probability, over the global batch (Fedus et al. 2021,
-    arXiv:2101.03961).
+    """Adds `factor * experts * sum(f * P)` to the loss of a training step, for each layer (Fedus et al. 2021,
+    arXiv:2101.03961). The sum is over the experts: f is the share of the global batch's tokens that an expert gets, and
+    P its mean probability.
     """
 
     factor: float = arg(Float(min=0), "the factor of the added loss", default=0.01)

@@ -1,6 +1,6 @@
 """Loggers: who receives the records of a training, beside `metrics.jsonl`.
 
-A logger of a library is told the settings of the job, each record, and the files of the run directory that say what the
+A logger of a library gets the settings of the job, each record, and the files of the run directory that say what the
 run was: the resolved job, the plan, its diagram and the report. Credentials are the library's own affair.
 """
 

@@ -1,4 +1,4 @@
-"""What lies beside the weights in an exported folder: files of the tokenizer, and the model card."""
+"""Files beside the weights in an exported folder: the tokenizer's, and the model card."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _PADDED = 0.75  # of the numbers of the largest sample: a batch with at least th
 
 @dataclass(frozen=True, kw_only=True)
 class FullestBatch:
-    """The micro-batch with the most numbers. `numbers` are those of its input for each sample, as `collate` makes it.
+    """The micro-batch with the most numbers. `numbers` counts its input for each sample, as `collate` makes it.
 
     Copies of the sample `example` make about such a batch; `source_number` is its number in the source.
     """

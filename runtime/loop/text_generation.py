@@ -2,8 +2,8 @@
 
 Model: rank 0 makes the prompts tokens and sends them to all ranks. The ranks of the data axis share the prompts out,
 equally many each; a rank with fewer repeats its last. For each further token the ranks run the forward pass of an
-evaluation over the last `context` tokens of each text, on the left of a batch of one shape, so that every axis works;
-where the plan has a cache of keys and values (step/key_value_cache.py), over the last token alone.
+evaluation over the last `context` tokens of each text. They are on the left of a batch of one shape, so that every axis
+works. Where the plan has a cache of keys and values (step/key_value_cache.py), it runs over the last token alone.
 The rank that has the logits of the place chooses the token. One sum over the ranks of the other axes gives it to all.
 
 Contract: greedy texts equal one process's, up to the rounding of the logits. A token that is drawn follows from

@@ -16,8 +16,8 @@ Contract: report.json is written by every run that trained to its end or was sto
                 measures anew what predictions rest on
     skipped_batches  [{step, samples}]: the batches that are skipped after spikes of the loss (loop/loss_spikes.py)
     experts     {stated, measured, layer, rank, exceeded} with an expert axis, else null: the rows of the busiest rank
-                of a layer in a training pass over its even share, as the job states them (`expert_skew`, or null) and
-                as they were, where, and whether they were more. `measured` is null if no layer trained
+                of a layer in a training pass over its even share. `stated` is the job's `expert_skew`, or null;
+                `exceeded` is true if the rows were more. `measured` is null if no layer trained
     ranks       for each rank
         rank
         memory          {predicted, measured}: bytes by kind at the peak, `peak` itself, `rest` (between two steps), and
@@ -143,7 +143,7 @@ class RunReport(TypedDict):
 
     version: int
     plan: str
-    steps: dict[str, int]
+    steps: dict[str, int | None]
     step_time: StepTimeReport
     shares: list[int]
     skipped_batches: list[SkippedBatch]
@@ -327,11 +327,12 @@ def _rank(run_dir: str, plan: PlanView, job: JobProgram, rank: int) -> RankRepor
     exchanges = measurements["exchanges"]
     recorded = sorted(int(step) for step in exchanges)
     first_exchanges = exchanges[str(recorded[0])] if recorded else None
-    traffic = planned and [node for node in planned.traffic if _in_step(node, recorded[0] if recorded else 0)]
-    predicted = (
-        None if traffic is None else [(node.operation, node.count, _bytes(node, plan, job, rank)) for node in traffic]
-    )
-    recorded_first = first_exchanges and [(each["operation"], each["count"], each["bytes"]) for each in first_exchanges]
+    predicted, counted = None, None
+    if planned is not None:
+        traffic = [node for node in planned.traffic if _in_step(node, recorded[0] if recorded else 0)]
+        predicted = [(node.operation, node.count, _bytes(node, plan, job, rank)) for node in traffic]
+    if first_exchanges is not None:
+        counted = [(each["operation"], each["count"], each["bytes"]) for each in first_exchanges]
     share_memory = planned and _memory_of_share(planned, _share(plan, job, rank))
     return {
         "rank": rank,
@@ -343,7 +344,7 @@ def _rank(run_dir: str, plan: PlanView, job: JobProgram, rank: int) -> RankRepor
         "phases": compared_phases(job, measurements["phases"]),
         "checkpoints": measurements["checkpoints"],
         "texts": measurements["texts"],
-        "collectives": _side_by_side(predicted, recorded_first),
+        "collectives": _side_by_side(predicted, counted),
         "recorded": recorded,
         "steady": all(step_exchanges == first_exchanges for step_exchanges in exchanges.values()) if recorded else None,
     }

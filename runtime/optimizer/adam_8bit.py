@@ -1,7 +1,7 @@
 """Adam and AdamW with moments in 8 bits: torchao's update and codes (Dettmers et al. 2021, arXiv:2110.02861).
 
-Model: as in torchao, the moments of a parameter of at least 4,096 numbers, a multiple of 256, are a byte for each
-number and a scale for each block of 256 numbers in a row; other moments are in the parameter's precision. Unlike
+Model: as in torchao, a moment is a byte for each number and a scale for each block of 256 numbers in a row. This
+holds for parameters of at least 4,096 numbers, a multiple of 256; other moments have the parameter's precision. Unlike
 torchao, which decides by a rank's part, the whole parameter decides, and all parameters share the tables of values.
 
 Contract: blocks of a rank's rows are blocks of the whole; the compiler refuses plans where they are not. An update

@@ -27,7 +27,7 @@ from dslc.runtime.technique.float8 import layer_of
 
 
 class Float8Gather:
-    """The weights of `layers` in one root of `fully_shard`, whose ranks of `group` have the rows.
+    """The weights of `layers` in one root of `fully_shard`; the ranks of `group` have the rows.
 
     `fully_shard` finds the functions of a weight as attributes of a rank's rows, before its first gather and at each.
     """

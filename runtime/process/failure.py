@@ -455,8 +455,8 @@ def _position(log: str) -> str:
 
 
 def users_line_in_log(path: str, begin: int) -> str:
-    """Returns the line of the user's code at which the last stack in a log stands, `data.py:88, in load`, if the stack
-    was written after `begin` bytes and its innermost frame is the user's; else "".
+    """Returns the line of the user's code where the last stack in a log is, as `data.py:88, in load`. Returns "" if the
+    stack was written before `begin` bytes, or if its innermost frame is not the user's.
     """
     with open_file(path) as file:
         file.seek(begin)

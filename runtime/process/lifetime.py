@@ -93,8 +93,8 @@ class SuspensionTracker:
 
 @dataclass(frozen=True)
 class ProcessUsage:
-    """Seconds of a processor that a process and its descendants have used, the bytes that they have read and written,
-    and whether the first thread of one of them now computes, waits for a processor or waits for a disk.
+    """Seconds of a processor that a process and its descendants have used, and the bytes that they have read and
+    written; and whether the first thread of one of them now computes, or waits for a processor or a disk.
     """
 
     seconds: float = 0.0

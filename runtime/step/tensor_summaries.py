@@ -14,9 +14,9 @@ a share of the features. The rank writes a summary for each layout, and the read
 
 Contract: the training is unchanged. Gradients are those before clipping, without the loss scale.
 
-Limits: outputs of modules within a compiled module, of a head that computes losses in chunks, of modules whose first
-dim does not go sample by sample, and of columns in parts (model/row_order.py) have no summary. The passes of a
-recomputation are passed over.
+Limits: outputs of modules within a compiled module have no summary, nor has that of a head that computes losses in
+chunks, of modules whose first dim does not go sample by sample, and of columns in parts (model/row_order.py). Passes of
+a recomputation are passed over.
 """
 
 from __future__ import annotations

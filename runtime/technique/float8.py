@@ -4,7 +4,7 @@ Model: each factor of a product is scaled so that its largest number, or each ro
 format, then rounded. Scales follow from the numbers at hand (dynamic scaling), so a rank scales its own micro-batch.
 The result, bias and all other operations have the dtype of autocast. Parameters and the optimizer stay in float32.
 
-Contract: layers, losses and gradients are those of `torchao.float8.convert_to_float8_training` under autocast. On a
+Contract: layers, losses and gradients equal those of `torchao.float8.convert_to_float8_training` under autocast. On a
 CPU torchao does not ask autocast for its dtype; a layer here casts its input, as torchao does on a GPU.
 """
 

@@ -4,7 +4,7 @@ Model: torch's dropout, `bernoulli_`, `uniform_`, `normal_` and others fill a te
 kernel fills it by position instead (draw_kernels.py) while a module of the model runs, in a pass over a micro-batch.
 The key is of the seed, the step, the layer and the number of its draw in the pass. The place in the sequence of numbers
 is of the sample's place in the global batch, and of the element within the sample. So data ranks, micro-batches, stages
-and ranks with a piece of the sequence draw what one process draws, and so does a training that resumes, also on another
+and ranks with a piece of the sequence draw what one process draws. So does a training that resumes, also on another
 kind of device.
 
 `SampleDraws` says which samples a pass is over. Recomputation enters the pass again (sample_pass.py), without states of
@@ -14,8 +14,7 @@ Contract: the first dim of a filled tensor goes sample by sample, or the dim tha
 numbers are the same for all samples. Memory and autograd are torch's own. Other threads, other passes (an evaluation)
 and calls with a generator get torch's numbers.
 
-Of a draw of which a rank has some heads, features or positions it makes the numbers of the whole sample, and takes its
-own.
+If a rank has some heads, features or positions of a draw, it makes the numbers of the whole sample, and takes its own.
 
 Operations in graphs that are compiled bear the name of their layer (compiling.py).
 

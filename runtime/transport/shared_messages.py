@@ -57,7 +57,7 @@ class MessageStore:
 
 
 class Outbox:
-    """What a rank sends to one other. Messages that find no descriptor wait for one in the store."""
+    """Messages from a rank to one other rank. Messages that find no descriptor wait for one in the store."""
 
     def __init__(self, own: Segment, receiver: int, store: MessageStore) -> None:
         self._sent, self._descriptors = own.messages_sent[receiver], own.descriptors[receiver]
@@ -94,7 +94,7 @@ class Outbox:
 
 
 class Inbox:
-    """What a rank receives from one other."""
+    """Messages to a rank from one other rank."""
 
     def __init__(self, sender: Segment, receiver: int, wait: Wait) -> None:
         self._sender, self._wait = sender, wait

@@ -42,7 +42,7 @@ from dslc.dsl.record import Record, record
 @record
 class Holders(Record):
     """The ranks that hold copies or shares of the same parameters: `ranks` of them, at a distance of `stride`; with a
-    `run`, runs of so many ranks that share a sequence and are `step` apart, each run `stride` after the one before.
+    `run`, runs of `run` ranks that share a sequence and are `step` apart, each run `stride` after the one before.
     """
 
     ranks: int

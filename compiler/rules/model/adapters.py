@@ -47,7 +47,7 @@ def check_adapter(job: JobSpec, model: ModelGraph | None, layout: Layout | None)
 
 
 def _check_layers(job: JobSpec, adapter: Lora, root: ModuleStep, layout: Layout | None) -> Iterator[Diagnostic]:
-    """Checks the adapter of a network of dslc's own layers; what it is made of, tracing tells of other networks."""
+    """Checks the adapter of a network of dslc's own layers; tracing checks other networks."""
     modules = dict(_modules(root))
     experts = [name for name, step in modules.items() if step.kind in (".Experts", ".AdaptedExperts")]
     stacks = [f"{name}.{stack}" for name in experts for stack in STACKS]

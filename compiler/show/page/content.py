@@ -29,7 +29,7 @@ class MetricCurve(Record):
 
 @record
 class RunFigures(Record):
-    """What a run measured. `state` is a sentence; `curves` may leave out points between the least and the greatest."""
+    """The measurements of a run. `state` is a sentence; `curves` may lack points between the least and the greatest."""
 
     folder: str
     state: str

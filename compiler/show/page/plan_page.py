@@ -6,11 +6,11 @@ without `import`, because a browser loads no module of a file from another file.
 A page of two plans has each view twice, side by side. What belongs to the second plan has `data-side="1"`, and its data
 are in script elements whose names end in `-2`.
 
-A cursor in the schedule shows what each drawn row does and holds at a moment. A plan has what a rank holds between two
-steps (`MemoryNode.rest`), and the activations that it keeps at a moment for the backward pass (`StageNode.kept`), as in
-the strips of the picture. Where the job was analysed, each pass also has the most that the rank holds during it
-(memory_moments.py): with what layers work in, gradients made in the step and gathered parameters. A plan alone does not
-have that.
+A cursor in the schedule shows what each drawn row does and holds at a moment. A plan has the memory of a rank between
+two steps (`MemoryNode.rest`). As the strips of the picture, it also has the activations that a rank keeps at a moment
+for the backward pass (`StageNode.kept`). Where the job was analysed, each pass also has the most that the rank holds
+during it (memory_moments.py): with what layers work in, gradients made in the step and gathered parameters. A plan
+alone does not have that.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _NAMES = frozenset(name.partition(".")[0] for name in CONTROLLED)
 
 
 def cut_draws(records: Iterable[OperationRecord], network: NetworkFacts | None) -> tuple[CutDraw, ...] | None:
-    """Returns the draws of which a rank has a piece, from the run on the whole; None if a piece is not one of each
+    """Returns the draws that ranks have pieces of, from the run on the whole; None if a piece is not one of each
     sample's numbers.
     """
     dims = {draw.module: draw for draw in network.draw_dims} if network is not None else {}
@@ -54,8 +54,8 @@ def cut_draws(records: Iterable[OperationRecord], network: NetworkFacts | None) 
 
 
 def _of_one_sample(shape: tuple[int, ...], cut: int, along: int) -> tuple[tuple[int, ...], int, int]:
-    """Returns the shape of one sample of a draw whose dim `along` goes by samples and is put first, where its dim `cut`
-    lies then, and the number of samples along that.
+    """Returns the shape of one sample of a draw, the place of its dim `cut`, and the number of samples along that. The
+    dim `along` goes by samples and is put first.
     """
     if along == SHARED:
         return shape, cut, 1

@@ -164,7 +164,7 @@ def dispatch_locally(experts: Experts, rows: Tensor, counts: Tensor) -> Tensor:
 
 
 class WidthExchange:
-    """What ranks exchange that have a part of each expert's width inside: nothing, where a rank has all of it."""
+    """The exchange of ranks that have a part of each expert's width inside: nothing, where a rank has all of it."""
 
     def gather_tokens(self, x: Tensor) -> Tensor:
         """Returns all tokens of the input."""
