@@ -235,7 +235,7 @@ class Agent(LocalElasticAgent):
 
 
 def agent_of(
-    program: JobProgram, rank: Callable[[], Any], watch: Watch, meeting: StartupChannels, run_dir: str
+    program: JobProgram, rank: Callable[[], object], watch: Watch, meeting: StartupChannels, run_dir: str
 ) -> Agent:
     """Does the work of torch's `launch_agent`, for one node and with our agent."""
     spec = WorkerSpec(

@@ -6,7 +6,7 @@ training, gives one number for each row. So a training needs the memory of one m
 
 Contract: rank 0 keeps the numbers in the run directory, under digests of what they follow from: the tokens, the
 network, its files of weights and the precision. A training that resumes takes them from there. All ranks have all
-numbers. A file that is damaged is said so, and its numbers are computed anew. If a digest is another, too; a training
+numbers. A note names a damaged file, and its numbers are computed anew. If a digest is another, too; a training
 that resumes goes on only if they are the numbers of before to rounding, or those of other pairs.
 
 Limits: a file of weights is known by its size and its time; one that was copied costs a pass.
@@ -23,7 +23,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -115,7 +115,7 @@ def _refuse_or_note(
     run_dir: str, stored: StoredReference, changed: Sequence[str], table: Tensor, step: int, line: str
 ) -> None:
     """Raises ReferenceChangedError if a training that goes on would have another reference for the same pairs; else
-    notes what it is computed anew for.
+    notes why it is computed anew.
     """
     what = " and ".join(changed)
     if step and "pairs" not in changed and stored.table.shape == table.shape:
@@ -262,7 +262,7 @@ def _digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=repr).encode()).hexdigest()
 
 
-def _without_lines(data: Any) -> Any:
+def _without_lines(data: object) -> object:
     """Returns data without the lines of the job that it stands in."""
     if isinstance(data, dict):
         return {name: _without_lines(value) for name, value in data.items() if name != "line"}

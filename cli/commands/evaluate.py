@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import Any
 
 from dslc.commands import export
 from dslc.compiler.ir.program import EvaluateMode
@@ -47,7 +46,7 @@ def tasks_and_options(text: str) -> tuple[str, list[str]]:
     return tasks, options
 
 
-def run_harness(folder: str, tasks: str, options: list[str], *, cpu: bool, quiet: bool) -> dict[str, Any]:
+def run_harness(folder: str, tasks: str, options: list[str], *, cpu: bool, quiet: bool) -> dict[str, object]:
     """Evaluates the model in `folder` on `tasks`; returns the metrics of each task.
 
     The harness prints its own table, unless `quiet`, and its messages. Raises CommandFailedError if it fails.
@@ -62,7 +61,7 @@ def run_harness(folder: str, tasks: str, options: list[str], *, cpu: bool, quiet
     if not files:
         raise CommandFailedError("the evaluation harness wrote no results: name the tasks to evaluate")
     with open(files[0], encoding="utf-8") as file:
-        metrics: dict[str, Any] = json.load(file)["results"]
+        metrics: dict[str, object] = json.load(file)["results"]
     return metrics
 
 
@@ -112,7 +111,7 @@ def _evaluate_by_harness(arguments: argparse.Namespace) -> int:
     return GOOD
 
 
-def _rows(name: str, value: Any) -> Iterator[tuple[str, str]]:
+def _rows(name: str, value: object) -> Iterator[tuple[str, str]]:
     """Yields the lines of a metric: one, or as many as a matrix has."""
     if not isinstance(value, list):
         yield name, f"{value:.6g}"

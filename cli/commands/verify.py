@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dslc.compiler.facts.checkpoint_names import name_of
 from dslc.compiler.ir.program import CheckpointStep, ObserveMode, PrecisionStep
@@ -282,7 +282,7 @@ def _held_plain(
         texts = ["at level O2 parameters are kept twice, which a plain loop does not"]
         return Finding(status="not compared", texts=texts), None
 
-    def train(description: str, quiet: bool = False, **changes: Any) -> Observation | None:
+    def train(description: str, quiet: bool = False, **changes: object) -> Observation | None:
         return train_observed(
             single, with_observation(program, **changes), os.path.join(folder, description), description, quiet=quiet
         )

@@ -17,7 +17,6 @@ import os
 import shutil
 import tempfile
 from dataclasses import replace
-from typing import Any
 
 from dslc.compiler.ir.number_text import byte_text, time_text
 from dslc.compiler.ir.program import JobProgram
@@ -100,5 +99,5 @@ def _numbers(record: Record) -> str:
     return ", ".join(f"{name} {_number(value)}" for name, value in overview_numbers(record) if name != "lr")
 
 
-def _number(value: Any) -> str:
+def _number(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.4g}"

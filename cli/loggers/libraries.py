@@ -18,9 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dslc.runtime.process.records import Record, TensorBoard, metrics_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _MOST_TEXT = 6000  # characters of a parameter that MLflow takes
 _FAILED = "failed"
@@ -30,7 +34,7 @@ _TEXTS, _TEXT_COLUMNS = "texts.csv", ("step", "number", "prompt", "text", "token
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """The facts of a run that a logger is told when it opens: `settings` are the fields of the resolved job by path,
+    """The facts of a run that a logger gets when it opens: `settings` are the fields of the resolved job by path,
     and `previous` is the identity of the run that a resumed training continues ("" for none).
     """
 
@@ -118,7 +122,7 @@ class TensorBoardRun(LibraryRun):
             self.add_file(path)
 
 
-def _pixels(path: str) -> Any:
+def _pixels(path: str) -> NDArray[np.uint8]:
     """Returns an SVG diagram as an array of height, width and colors."""
     import io
 
@@ -156,7 +160,7 @@ class WandbRun(LibraryRun):
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
         self.address = self._run.url or ""
-        self._html: Callable[[str], Any] = wandb.Html
+        self._html: Callable[[str], object] = wandb.Html
 
     def log(self, record: Record) -> None:
         self._run.log({"step": record["step"], **metrics_of(record)})
@@ -188,7 +192,7 @@ class MLflowRun(LibraryRun):
             if not uri.startswith("file:/"):
                 uri = f"file:{os.path.join(facts.job_folder, uri.removeprefix('file:'))}"
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3.7 asks for this word
-        self._client: Any = MlflowClient(tracking_uri=uri)
+        self._client = MlflowClient(tracking_uri=uri)
         if facts.previous:
             self.identity = facts.previous
             self._client.update_run(self.identity, status="RUNNING")
@@ -226,7 +230,7 @@ class TrackioRun(LibraryRun):
         import trackio
 
         self.identity = facts.previous or arguments["name"] or facts.name
-        self._run: Any = trackio.init(
+        self._run = trackio.init(
             project=arguments["project"] or facts.job,
             name=self.identity,
             space_id=arguments["space"],
@@ -274,7 +278,7 @@ class CSVRun(LibraryRun):
 
     def log(self, record: Record) -> None:
         prefix = f"{record['split']}/"
-        row: dict[str, Any] = {key: record[key] for key in _KEYS}
+        row: dict[str, object] = {key: record[key] for key in _KEYS}
         row |= {name.removeprefix(prefix): value for name, value in metrics_of(record).items()}
         step, split = record["step"], record["split"]
         repeats = step < self._last_step or (step == self._last_step and split in self._last_splits)
@@ -301,11 +305,11 @@ class CSVRun(LibraryRun):
     def close(self, state: str) -> None:
         """Every row is written already."""
 
-    def _write_rows(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def _write_rows(self, rows: Sequence[Mapping[str, object]]) -> None:
         _write_table(self._path, self._columns, rows)
 
 
-def _write_table(path: str, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+def _write_table(path: str, columns: Sequence[str], rows: Sequence[Mapping[str, object]]) -> None:
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
@@ -321,7 +325,7 @@ def _full_text(text: Record) -> str:
     return f"{text['prompt']}\n\nanswer:\n{text['text']}" if text.get("chat") else f"{text['prompt']}{text['text']}"
 
 
-def _read_rows(path: str) -> list[dict[str, Any]]:
+def _read_rows(path: str) -> list[dict[str, str]]:
     try:
         with open(path, encoding="utf-8", newline="") as file:
             return list(csv.DictReader(file))

@@ -15,7 +15,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from dslc.compiler.facts.untrusted_files import read_json, recreate_file
 from dslc.compiler.ir.program import CheckpointStep
@@ -63,7 +62,7 @@ def feed_loggers(job: JobSpec, checkpoint: CheckpointStep, folder: str) -> Itera
             print(plain(line.rstrip()), file=sys.stderr)
 
 
-def logger_orders(logger: LibraryLogger) -> dict[str, Any]:
+def logger_orders(logger: LibraryLogger) -> dict[str, object]:
     """Returns the word of a logger, and its arguments by name."""
     arguments = {field.word: getattr(logger, field.name) for field in registry.fields(type(logger))}
     return {"word": logger.word, "required": arguments.pop("required"), "arguments": arguments}
@@ -100,7 +99,7 @@ def previous_runs(checkpoint: CheckpointStep, folder: str) -> Mapping[str, str]:
     return {}
 
 
-def _start(orders: Mapping[str, Any], folder: str) -> subprocess.Popen[str]:
+def _start(orders: Mapping[str, object], folder: str) -> subprocess.Popen[str]:
     with open(recreate_file(os.path.join(folder, "logs", LOG)), "wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "dslc.loggers.feed"],

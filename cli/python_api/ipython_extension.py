@@ -35,7 +35,7 @@ def parse_line(line: str) -> argparse.Namespace:
 def register(shell: InteractiveShell) -> None:
     """Adds `%%plt` and the display of plans to a shell."""
 
-    def plt(line: str, cell: str) -> Any:
+    def plt(line: str, cell: str) -> object:
         """Checks, plans or trains the job in the cell: `%%plt [check|plan|run] [--set PATH=VALUE] [--name NAME]`."""
         options = parse_line(line)
         result: object

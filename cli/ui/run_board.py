@@ -77,7 +77,7 @@ class _WatchedRun:
     metrics_stamp: FileStamp | None = None
     cursor: str = ""
     is_read: bool = False  # to the end of its records
-    shown: dict[str, Any] = field(default_factory=dict)
+    shown: dict[str, object] = field(default_factory=dict)
     changed: int = 0
 
     def read_job(self) -> None:
@@ -109,7 +109,7 @@ class _WatchedRun:
         self.cursor = _cursor(self.folder, stamp, self.follower.position)
         return self.is_read
 
-    def to_json(self, differing: list[str], comparable: set[str]) -> dict[str, Any]:
+    def to_json(self, differing: list[str], comparable: set[str]) -> dict[str, object]:
         """Returns what the page has of the run. A setting is its text, and its number where it is one in each job;
         None without a job."""
         assert self.state is not None

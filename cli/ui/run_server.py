@@ -14,7 +14,6 @@ import secrets
 import sys
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from dslc.compiler.show.page.assets import PAGE, read_assets
@@ -48,7 +47,7 @@ class RunServer(ThreadingHTTPServer):
     def address(self) -> str:
         return f"http://{HOST}:{self.server_port}/?token={self.token}"
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: object, client_address: object) -> None:
         """Names an error; a browser that has closed its connection is none."""
         error = sys.exception() if sys.version_info >= (3, 12) else sys.exc_info()[1]
         if not isinstance(error, ConnectionError | TimeoutError):

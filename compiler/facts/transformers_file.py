@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
 
 from dslc.dsl.files import read_bytes
 from dslc.dsl.language.layers import TransformersNetwork
@@ -47,7 +46,7 @@ def written_task(network: TransformersNetwork, folder: str) -> str | None:
     return next((task for name in names for end, task in _HEADS.items() if str(name).endswith(end)), None)
 
 
-def mean_of(network: TransformersNetwork, folder: str) -> dict[str, Any]:
+def mean_of(network: TransformersNetwork, folder: str) -> dict[str, object]:
     """Returns the arguments of `own()` for the loss of the library: a mean over labels, or over samples."""
     shift = _OF_TOKENS.get(written_task(network, folder) or "")
     return {} if shift is None else {"mean_of": "labels", "shift": shift}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import networkx as nx
 
@@ -39,7 +39,7 @@ class PlanGraph:
         assert isinstance(found, kind), f"{name} is {type(found).__name__}"
         return found
 
-    def change(self, name: str, /, **values: Any) -> None:
+    def change(self, name: str, /, **values: object) -> None:
         self.put(name, replace(self.graph.nodes[name]["record"], **values))
 
     def of_kind(self, kind: type[Record]) -> Iterator[tuple[str, Record]]:

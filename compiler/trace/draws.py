@@ -75,7 +75,7 @@ def running_modules(model: nn.Module) -> Iterator[list[nn.Module]]:
         yield running
 
 
-def _restore(attributes: dict[str, Any], forward: object) -> None:
+def _restore(attributes: dict[str, object], forward: object) -> None:
     del attributes["forward"]
     if forward is not None:
         attributes["forward"] = forward

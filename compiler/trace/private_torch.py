@@ -411,7 +411,7 @@ def sum_over_replicas_in(unit: FSDPModule, group: ProcessGroup) -> None:
         parameters.mesh_info.replicate_process_group = group  # type: ignore[attr-defined]  # a mesh with replicas
 
 
-def fully_shard_over(mesh: DeviceMesh, takes: Callable[[Tensor], bool]) -> Callable[[Tensor], Any]:
+def fully_shard_over(mesh: DeviceMesh, takes: Callable[[Tensor], bool]) -> Callable[[Tensor], object]:
     """Returns the function that gives `fully_shard` this mesh, of shards or replicas x shards, for some parameters."""
     from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
 
@@ -569,7 +569,7 @@ def has_cpp_compiler() -> bool:
 
 def compile_graph(
     graph: GraphModule, inputs: Sequence[Any], decompositions: Mapping[Any, Any], change: Callable[..., None]
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """Compiles a graph with further decompositions, and by what `change` makes of it; torch's cache knows neither."""
     from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx
@@ -577,7 +577,7 @@ def compile_graph(
 
     with config.patch(enable_autograd_cache=False):
         table, patches = {**select_decomp_table(), **decompositions}, {"joint_custom_pre_pass": change}
-        return cast("Callable[..., Any]", compile_fx(graph, inputs, config_patches=patches, decompositions=table))
+        return cast("Callable[..., object]", compile_fx(graph, inputs, config_patches=patches, decompositions=table))
 
 
 def trace_backward(

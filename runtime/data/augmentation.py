@@ -52,12 +52,11 @@ def training_pictures(step: DataStep, samples: Any) -> Samples:
     return Augmented(samples, prepared(look), look, step.seed, step.line)
 
 
-def plain_pictures(step: DataStep, samples: Any) -> Samples:
+def plain_pictures(step: DataStep, samples: Samples) -> Samples:
     """Returns the samples as an evaluation sees them."""
     look = step.pictures
     if look is None or not look.mean:
-        found: Samples = samples
-        return found
+        return samples
     return NormalizedSamples(samples, look)
 
 

@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 GATHERED = 1 << 20  # bytes gathered at once, of several steps; a single step may take more
 AHEAD = 2  # steps, or micro-batches of a worker, prepared before they are asked for
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +149,21 @@ def _to(pair: Pair, device: torch.device, pin: bool = False) -> Pair:
 # ---------------------------------------------------------------------------------------------------- by a thread
 
 
-def _prefetch(made: Iterator[Any], device: torch.device) -> Iterator[Any]:
+class _Failure(NamedTuple):
+    """The exception that ends the thread."""
+
+    error: BaseException
+
+
+def _prefetch(made: Iterator[Item], device: torch.device) -> Iterator[Item]:
     """Yields the same items, made by a thread up to `AHEAD` of them before they are asked for."""
-    ready: queue.Queue[tuple[str, Any]] = queue.Queue(AHEAD)
+    ready: queue.Queue[tuple[Item] | _Failure | None] = queue.Queue(AHEAD)  # None: the end
     stopped = threading.Event()
 
-    def put(kind: str, item: Any) -> bool:
+    def put(entry: tuple[Item] | _Failure | None) -> bool:
         while not stopped.is_set():
             try:
-                ready.put((kind, item), timeout=0.1)
+                ready.put(entry, timeout=0.1)
                 return True
             except queue.Full:
                 continue
@@ -167,21 +174,21 @@ def _prefetch(made: Iterator[Any], device: torch.device) -> Iterator[Any]:
             if device.type == "cuda":
                 torch.cuda.set_device(device)  # set for each thread: without it memory is locked for the first GPU
             for item in made:
-                if not put("item", item):
+                if not put((item,)):
                     return
-            put("end", None)
+            put(None)
         except BaseException as error:
-            put("error", error)
+            put(_Failure(error))
 
     threading.Thread(target=work, name="dslc-batches", daemon=True).start()
     try:
         while True:
-            kind, item = ready.get()
-            if kind == "end":
+            entry = ready.get()
+            if entry is None:
                 return
-            if kind == "error":
-                raise item
-            yield item
+            if isinstance(entry, _Failure):
+                raise entry.error
+            yield entry[0]
     finally:
         stopped.set()
 
@@ -189,7 +196,7 @@ def _prefetch(made: Iterator[Any], device: torch.device) -> Iterator[Any]:
 # -------------------------------------------------------------------------------------------------- from a stream
 
 
-class _StreamBatches(IterableDataset[Any]):
+class _StreamBatches(IterableDataset["StepBatch | HandedError"]):
     """The steps of one rank, read from a stream."""
 
     def __init__(self, step: DataStep, splits: Splits, place: RankPlace, microbatches: int, numbers: range) -> None:
@@ -250,7 +257,7 @@ def _to_be_raised(error: BaseException) -> HandedError:
 _WORKERS: list[tuple[int, int, BaseProcess]] = []  # the workers of this process: number, how many, process
 
 
-def _iterated(loader: DataLoader[Any]) -> Iterator[Any]:
+def _iterated(loader: DataLoader[Item]) -> Iterator[Item]:
     """Returns what a loader makes, and notes its workers."""
     before = multiprocessing.active_children()
     iterator = iter(loader)
@@ -294,7 +301,7 @@ _REASONS = {
 }
 
 
-class _Batched(Dataset[Any]):
+class _Batched(Dataset[Pair | HandedError]):
     """A data set of micro-batches: an item is the pair of the samples at some indices, in an epoch.
 
     Indices come as an array, whose bytes are sent. A tensor would be sent as shared memory, a file for each batch.
@@ -345,10 +352,10 @@ def _loader(
         yield pair if device.type == "cpu" else _to(pair, device)
 
 
-def _worker_batches(step: DataStep, place: RankPlace, dataset: Dataset[Any], **how: Any) -> Iterator[Any]:
+def _worker_batches(step: DataStep, place: RankPlace, dataset: Dataset[Item], **how: Any) -> Iterator[Item]:
     """Yields what worker processes read of a data set ahead of the training; one worker reads all of a stream."""
     streamed = step.stream is not None
-    loader: DataLoader[Any] = DataLoader(
+    loader: DataLoader[Item] = DataLoader(
         dataset,
         num_workers=1 if streamed else step.workers,
         collate_fn=_as_it_is,
@@ -368,7 +375,7 @@ def _begin(rank: int, alone: bool, worker: int) -> None:
         hide_worker()
 
 
-def _as_it_is(item: Any) -> Any:
+def _as_it_is(item: object) -> object:
     return item
 
 

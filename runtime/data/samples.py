@@ -297,7 +297,7 @@ class ConcatenatedSamples:
         """Returns the part that holds each of these samples."""
         return torch.searchsorted(self._starts, indices, right=True) - 1
 
-    def picture(self, index: int) -> Any:
+    def picture(self, index: int) -> object:
         """Returns a picture and its target; for parts that have some."""
         part = int(self.part_of(torch.tensor(index)))
         opened: Any = self._opened(part)

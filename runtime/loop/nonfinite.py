@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -55,6 +55,7 @@ from dslc.runtime.process.stop import RunControl
 from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.technique.precision import StepSkipper
 
+Report = TypeVar("Report")
 _FOLDED = 256  # losses kept one by one until a step is logged
 
 
@@ -279,10 +280,10 @@ class NonFiniteGuard:
         """Gathers the observations of all ranks, as the plain values that transport/unpickling.py accepts."""
         return [from_json(NonFiniteObservation, observation) for observation in self._gathered(to_json(mine))]
 
-    def _gathered(self, mine: Any) -> list[Any]:
+    def _gathered(self, mine: Report) -> list[Report]:
+        of_all = [mine] * self.job.world_size
         if self.job.world_size == 1:
-            return [mine]
-        of_all: list[Any] = [None] * self.job.world_size
+            return of_all
         dist.all_gather_object(of_all, mine)
         return of_all
 

@@ -253,7 +253,7 @@ class _TorchaoAdam(torch.optim.Optimizer):
         inner = [dict(group) for group in self.param_groups]
         self._inner: torch.optim.Optimizer = getattr(torchao.optim, step.kind)(inner, lr=step.lr, **step.arguments)
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
         for group, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
             inner["lr"] = torch.tensor(group["lr"], dtype=torch.float32)
         with torch.compiler.set_stance("force_eager"):
@@ -280,7 +280,7 @@ class _MuonAndAdamW(torch.optim.Optimizer):
             self._optimizers.append(torch.optim.AdamW(adamw, betas=betas, eps=eps, foreach=False))
         super().__init__(muon + adamw, {"lr": step.lr})
 
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
         for optimizer in self._optimizers:
             optimizer.step()
 
@@ -292,7 +292,7 @@ class _PlainLion(torch.optim.Optimizer):
         super().__init__(groups, {"lr": lr, **arguments})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             first, second = group["betas"]
             for parameter in (candidate for candidate in group["params"] if candidate.grad is not None):
@@ -311,7 +311,7 @@ class _AdamFrozenLater(torch.optim.Optimizer):
         self._alone = alone
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             beta, second = group["betas"]
             for parameter in (candidate for candidate in group["params"] if candidate.grad is not None):

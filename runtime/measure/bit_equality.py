@@ -20,7 +20,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,8 @@ from dslc.compiler.ir.program import JobProgram
 from dslc.compiler.trace.private_torch import local_part
 from dslc.runtime.measure import collectives
 from dslc.runtime.measure.copy_digests import RanksDifferError, bit_sums, bits_of, digest, raise_at_user_code
+
+Values = TypeVar("Values")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +94,7 @@ class BitEqualityCheck:
         copies = [
             CopyDigests(rank=rank, host=host, of_all=of_all, by_parameter=tuple(by_parameter))
             for rank, host, of_all, by_parameter in _gather_values(
-                [own.rank, own.host, own.of_all, list(own.by_parameter)], group
+                (own.rank, own.host, own.of_all, list(own.by_parameter)), group
             )
         ]
         reference, wrong = divide_copies(copies)
@@ -130,7 +132,7 @@ class BitEqualityCheck:
         raise_at_user_code(error, self._job)
 
     @torch.no_grad()
-    def _difference(self, own_tensor: Tensor, reference: int, group: dist.ProcessGroup) -> list[Any]:
+    def _difference(self, own_tensor: Tensor, reference: int, group: dist.ProcessGroup) -> tuple[int, int, int, float]:
         """Returns the fields of this rank's `CopyDifference` from the copy of the group's rank `reference`."""
         own_tensor = own_tensor.to(self._device)  # a group of GPUs takes nothing of the host's
         other = own_tensor.clone(memory_format=torch.contiguous_format)
@@ -141,7 +143,7 @@ class BitEqualityCheck:
         width = 8 * own_bits.element_size()  # a negative number has the bits of its remainder
         bits = sum((number % (1 << width)).bit_count() for number in flipped)
         distance = (own_tensor - other).abs().max() if own_tensor.numel() else own_tensor.new_zeros(())
-        return [self._rank, len(flipped), bits, float(distance)]
+        return self._rank, len(flipped), bits, float(distance)
 
     def _add_remedy(self, error: RanksDifferError) -> None:
         newest, restarts = self._newest_checkpoint(), self._job.restarts
@@ -168,8 +170,8 @@ def divide_copies(copies: Sequence[CopyDigests]) -> tuple[CopyDigests, tuple[Cop
     return next(copy for copy in copies if copy.of_all == common), wrong
 
 
-def _gather_values(own: list[Any], group: dist.ProcessGroup) -> list[Any]:
-    values: list[Any] = [None] * dist.get_world_size(group)
+def _gather_values(own: Values, group: dist.ProcessGroup) -> list[Values]:
+    values = [own] * dist.get_world_size(group)
     with collectives.exclude_collectives():
         dist.all_gather_object(values, own, group=group)
     return values

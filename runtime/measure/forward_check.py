@@ -116,7 +116,7 @@ class ForwardCheck:
     def _shared(self, input: Structure) -> Structure:
         """Returns the first rank's samples in this rank's classes; None where other leaves than tensors differ."""
         leaves, form = flatten(input[:ROWS] if isinstance(input, Tensor) else input)
-        shared: list[Any] = [[leaf.detach().cpu() if isinstance(leaf, Tensor) else None for leaf in leaves]]
+        shared = [[leaf.detach().cpu() if isinstance(leaf, Tensor) else None for leaf in leaves]]
         dist.broadcast_object_list(shared, group=self._group, group_src=0)
         differ = torch.tensor(int(len(shared[0]) != len(leaves)), device=self._parts.device)
         dist.all_reduce(differ, dist.ReduceOp.MAX, group=self._group)

@@ -26,7 +26,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -45,6 +45,9 @@ from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.random_numbers import preserve_generators
 from dslc.runtime.step.assemble import TrainingComponents
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 FEW, MANY = 4, 60  # samples of the training data that are compared, and more of them; half as many of other splits
 SECONDS = 0.1  # that reading the samples of a split takes, beyond the first few
@@ -86,7 +89,7 @@ def _compare_read(job: JobProgram, place: RankPlace, numbered: Sequence[Numbered
 def _compare_again(job: JobProgram, place: RankPlace, numbered: Sequence[Numbered]) -> None:
     """Reads samples that differ several times, and raises RanksDifferError for parts not drawn anew each time."""
     reads = [_leaf_digests(job, place, [entry] * READS)[0] for entry in numbered]
-    of_all: list[Any] = [None] * job.world_size
+    of_all = [reads] * job.world_size
     dist.all_gather_object(of_all, reads)
     for n, (split, _, number) in enumerate(numbered):
         if (difference := _first_difference([reads_of_rank[n] for reads_of_rank in of_all])) is not None:
@@ -280,8 +283,8 @@ class ReplicaCheck:
         differs_much = (
             not bool(farthest <= ROUNDING * largest) and not (own_tensor.isnan() & first_tensor.isnan()).any()
         )
-        of_all: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(of_all, [self._rank, differs_much, float(farthest)], group=group)
+        of_all = [(self._rank, bool(differs_much), float(farthest))] * dist.get_world_size(group)
+        dist.all_gather_object(of_all, of_all[0], group=group)
         different_ranks = [(rank, distance) for rank, differs, distance in of_all if differs]
         if not different_ranks:
             return
@@ -300,9 +303,10 @@ def _unsynchronised(model: nn.Module) -> set[int]:
     return {id(buffer) for norm in norms for buffer in norm.buffers(recurse=False)}
 
 
-def _belongs_to_axis(tensor: Any, axis: str) -> bool:
+def _belongs_to_axis(tensor: Tensor, axis: str) -> bool:
     """True if a tensor is sharded over an axis, or kept whole there by its layout."""
-    return hasattr(tensor, "placements") and axis in (tensor.device_mesh.mesh_dim_names or ())
+    mesh: DeviceMesh | None = getattr(tensor, "device_mesh", None)
+    return mesh is not None and axis in (mesh.mesh_dim_names or ())
 
 
 def _groups_of_copies(

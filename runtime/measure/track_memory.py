@@ -27,7 +27,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,8 @@ from torch.autograd.profiler import profile, record_function
 from dslc.compiler.trace.private_torch import holders, is_allocation, local_part, tree_leaves
 from dslc.runtime.exchange.base import MARK
 
+P = ParamSpec("P")
+T = TypeVar("T")
 KINDS = ("parameters", "gradients", "optimizer", "buffers", "activations", "communication")
 _STATE = ("parameters", "optimizer", "buffers")
 _UPDATED = "dslc: updated"  # marks, in the recording, the moment when gradients were looked up
@@ -145,7 +147,7 @@ class Tracker:
         """Looks the gradients up when they are about to be freed."""
         zero_grad = self._optimizer.zero_grad
 
-        def noted(*arguments: Any, **named: Any) -> None:
+        def noted(*arguments: bool, **named: bool) -> None:
             self._gradients = {}
             for parameter in self._model.parameters():
                 if parameter.grad is not None:
@@ -259,7 +261,7 @@ def _exchanges_let_go() -> Iterator[None]:
             setattr(dist, name, exchange)
 
 
-def _until_let_go(exchange: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+def _until_let_go(exchange: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
     tensors = [value for value in (*arguments, *named.values()) if isinstance(value, Tensor)]
     before = [holders(tensor) for tensor in tensors]
     work = exchange(*arguments, **named)

@@ -11,7 +11,7 @@ Attention takes one of three ways, which the plan knows (`masks_documents`):
 
 Contract: `apply` changes modules in place; names and parameters stay. The output at a position, and its gradient, are
 the same as for its document alone, except for rounding. Without a mask, attention keeps the bytes that causal attention
-over the whole sequence keeps, and its arithmetic is that of the documents.
+over the whole sequence keeps, and computes the documents' products alone.
 
 A stage of a pipeline, and a rank with a piece of each sequence, is given the tokens of the whole sequences besides
 (`see`). Over the context axis a rank's queries meet the keys of all pieces under a mask (context_parallel.py). A module
@@ -329,7 +329,9 @@ def _apply_to_transformers(documents: Documents, model: Any, *, whole: bool) -> 
     for module in model.modules():
         module.documents_of_input = documents
 
-    def look(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def look(
+        module: nn.Module, inputs: tuple[Tensor, ...], keywords: dict[str, object]
+    ) -> tuple[tuple[Tensor, ...], dict[str, object]]:
         if whole:
             documents.see(inputs[0])
         places = recorded_places(inputs[0]) if documents.is_recorded else documents.places

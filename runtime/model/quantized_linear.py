@@ -215,7 +215,7 @@ def dense_layers_without_memory() -> Iterator[None]:
     def make_on_meta(self: nn.Linear, *args: Any, **options: Any) -> None:
         make(self, *args, **{"device": "meta"} | {name: value for name, value in options.items() if value is not None})
 
-    def make_transposed_on_meta(self: Any, *args: Any, **options: Any) -> None:
+    def make_transposed_on_meta(self: object, *args: object, **options: object) -> None:
         with torch.device("meta"):
             make_transposed(self, *args, **options)
 

@@ -52,7 +52,9 @@ def make_user_optimizer(step: OptimizerStep, groups: Sequence[Group]) -> torch.o
     with mark_errors(step.python.line):
         function = load_function(step.python)
         named = _takes_names(function)
-        lists: list[list[Any]] = [pairs if named else [tensor for _, tensor in pairs] for pairs, _ in groups]
+        lists: list[list[tuple[str, Tensor]] | list[Tensor]] = [
+            pairs if named else [tensor for _, tensor in pairs] for pairs, _ in groups
+        ]
         decaying: list[ParamGroup] = [
             {"params": each} | ({"weight_decay": 0.0} if spared else {})
             for each, (_, spared) in zip(lists, groups, strict=True)

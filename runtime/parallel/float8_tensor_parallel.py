@@ -30,6 +30,7 @@ from dslc.compiler.trace.private_torch import is_on_its_way
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from torchao.float8.float8_linear import Float8Linear
 
 
 def cut(layer: nn.Module, dim: int, axis: DeviceMesh) -> None:
@@ -40,7 +41,7 @@ def cut(layer: nn.Module, dim: int, axis: DeviceMesh) -> None:
 class CutLayer:
     """The products of a layer with a share of its weight; its styles give it DTensors, and take one."""
 
-    def __init__(self, layer: Any, is_column: bool, axis: DeviceMesh) -> None:
+    def __init__(self, layer: Float8Linear, is_column: bool, axis: DeviceMesh) -> None:
         from torchao.float8.config import ScalingGranularity
         from torchao.float8.float8_training_tensor import GemmInputRole, hp_tensor_and_scale_to_float8
         from torchao.float8.float8_utils import amax_to_scale, tensor_to_amax
@@ -88,7 +89,7 @@ class _ProductContext(FunctionCtx):
     saved_tensors: tuple[Tensor, Tensor]  # input and weight
     layer: CutLayer
     is_biased: bool
-    scales: tuple[Tensor, Tensor]  # of the input and of the weight
+    scales: tuple[Tensor | None, Tensor | None]  # of the input and of the weight
 
 
 class _Product(torch.autograd.Function):

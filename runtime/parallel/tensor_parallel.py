@@ -207,7 +207,7 @@ def engine(job: JobProgram, model: nn.Module) -> Engine:
     axes = mesh_of(job)
     parameters: list[Any] = []
 
-    def counts(parameter: Any) -> bool:
+    def counts(parameter: object) -> bool:
         return axes.leads or any(placement.is_shard() for placement in getattr(parameter, "placements", ()))
 
     def complete() -> None:

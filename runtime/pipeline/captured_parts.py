@@ -55,12 +55,12 @@ def compare_recordings(job: JobProgram, recording: Recording) -> None:
         return
     calls = [(_text(call), call.where) for call in recording.calls]
     digest = hashlib.blake2b("\n".join(text for text, _ in calls).encode()).hexdigest()
-    digests: list[Any] = [None] * dist.get_world_size(group)
+    digests = [digest] * dist.get_world_size(group)
     dist.all_gather_object(digests, digest, group=group)
     if len(set(digests)) == 1:
         return
-    rank_calls: list[Any] = [None] * len(digests)
-    dist.all_gather_object(rank_calls, (dist.get_rank(), calls), group=group)
+    rank_calls = [(dist.get_rank(), calls)] * len(digests)
+    dist.all_gather_object(rank_calls, rank_calls[0], group=group)
     different = next(
         calls_of_rank
         for calls_of_rank, rank_digest in zip(rank_calls, digests, strict=True)

@@ -32,11 +32,11 @@ Contexts = Callable[[], contextlib.AbstractContextManager[object]]
 def enter_passes(stage: PipelineStage, enter: Callable[[int], None], enter_backward: Callable[[], None]) -> None:
     """Lets torch's stage call `enter` with a micro-batch before its forward, `enter_backward` before a backward."""
 
-    def forward_entered(number: int, *args: Any, **kwargs: Any) -> Any:
+    def forward_entered(number: int, *args: Any, **kwargs: Any) -> object:
         enter(number)
         return type(stage).forward_one_chunk(stage, number, *args, **kwargs)
 
-    def backward_entered(*args: Any, **kwargs: Any) -> Any:
+    def backward_entered(*args: Any, **kwargs: Any) -> object:
         enter_backward()
         return type(stage).backward_one_chunk(stage, *args, **kwargs)
 

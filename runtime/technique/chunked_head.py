@@ -4,13 +4,13 @@ Model: while the head has targets (`computes_losses`) its forward pass returns t
 targets' shape, in place of logits. Forward, the logits of one chunk exist at a time, and of each token the logarithm of
 the sum of its exponentials stays. Backward, each chunk's logits are computed again, and become their own gradient in
 place. One more product of the head is the price. Gradients made forward would save it, but each micro-batch that a
-schedule holds would keep one of the whole weight, unscaled, as the divisor and the loss scale are known only later.
+schedule holds would keep one of the whole weight: the divisor and the loss scale are known only later.
 
 The head runs in its place in the network, where `fully_shard` has gathered its weight. If the tensor axis cuts it, each
 rank has the logits of some classes: of each token the ranks reduce the largest logit, the sum of the exponentials, and
 the target's logit (Shoeybi et al. 2019, arXiv:1909.08053), chunk by chunk.
 
-Contract: losses and gradients are those of `torch.nn.functional.cross_entropy` within rounding. Products have the
+Contract: losses and gradients equal those of `torch.nn.functional.cross_entropy` within rounding. Products have the
 precision of autocast; softmax, losses, and the sum of the weight's gradients over the chunks have float32 at least. A
 target that is ignored has the loss 0. One that is no class is an error on the CPU, and an assertion of the kernel on a
 GPU. Without targets the head gives logits, as ever.
@@ -231,7 +231,7 @@ class _ChunkedLoss(torch.autograd.Function):
         logits_of = _Logits(input, weight, bias, settings.chunks)
         of_input = torch.empty_like(input) if needs_input else None
         of_weight = _GradientSum(weight, logits_of.wide) if needs_weight else None
-        of_bias = torch.zeros_like(bias, dtype=logits_of.wide) if needs_bias else None
+        of_bias = torch.zeros_like(bias, dtype=logits_of.wide) if needs_bias and bias is not None else None
         for rows in logits_of.chunks:
             logits = logits_of.compute(rows)
             mask = settings.mask_targets(targets[rows])
@@ -253,7 +253,7 @@ class _ChunkedLoss(torch.autograd.Function):
         return (
             of_input.view(*shape, -1) if of_input is not None else None,
             of_weight.rounded() if of_weight is not None else None,
-            of_bias.to(bias.dtype) if of_bias is not None else None,
+            of_bias.to(weight.dtype if bias is None else bias.dtype) if of_bias is not None else None,
             None,
             None,
         )

@@ -192,12 +192,12 @@ def replay_checkpoints() -> None:
     begin = names[CHECKPOINT]
 
     @functools.wraps(begin)
-    def begin_replayed(function: Callable[..., Any], *options: Any, **named: Any) -> Any:
+    def begin_replayed(function: Callable[..., object], *options: object, **named: object) -> object:
         return begin(_Replayed(function, runs_first=False), *options, **named)
 
     class ReplayedFunction(checkpoint.CheckpointFunction):
         @classmethod
-        def apply(cls, *args: Any, **named: Any) -> Any:
+        def apply(cls, *args: Any, **named: object) -> object:
             function = _Replayed(args[0], runs_first=True)
             return super().apply(function, *args[1:], **named)  # type: ignore[no-untyped-call]
 
@@ -207,11 +207,11 @@ def replay_checkpoints() -> None:
 class _Replayed:
     """A function that runs again in a backward pass. `runs_first`: its first call is the one in the forward pass."""
 
-    def __init__(self, function: Callable[..., Any], *, runs_first: bool) -> None:
+    def __init__(self, function: Callable[..., object], *, runs_first: bool) -> None:
         self._function, self._runs_first = function, runs_first
         self._samples, self._layer = current_pass(), ACTIVE.layer
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
+    def __call__(self, *args: object, **named: object) -> object:
         if self._runs_first or self._samples is None:
             self._runs_first = False
             return self._function(*args, **named)

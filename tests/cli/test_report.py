@@ -91,7 +91,8 @@ def test_ranks_that_differ_have_lines_of_their_own() -> None:
     screen = io.StringIO()
     ranks = [rank(0, 2), rank(1, 3), rank(2, 2), rank(3, 2)]
     times = {"predicted": 0.001, "source": "bound", "measured": 0.002}
-    show_report({"ranks": ranks, "step_time": times}, screen)
+    report: Any = {"ranks": ranks, "step_time": times}
+    show_report(report, screen)
     lines = [" ".join(line.split()) for line in screen.getvalue().splitlines()]
     assert "0, 2, 3 all_reduce: count in a step 2 2 none" in lines
     assert "1 all_reduce: count in a step 2 3 +50.0%" in lines
@@ -120,7 +121,8 @@ def test_a_table_in_a_pipe_is_not_cut() -> None:
         for number in range(40)
     ]
     screen = io.StringIO()
-    show_report({"ranks": ranks, "step_time": {"predicted": None, "measured": 0.002}}, screen)
+    report: Any = {"ranks": ranks, "step_time": {"predicted": None, "measured": 0.002}}
+    show_report(report, screen)
     assert "…" not in screen.getvalue()
     (even,) = [line for line in screen.getvalue().splitlines() if line.startswith("0, 2, ")]
     assert even.split()[-3:] == ["938271605", "938271605", "none"] and "36, 38  reduce_scatter: count" in even

@@ -157,7 +157,8 @@ def profiled(launcher: Launcher, folder: Path, job: Path, *settings: str) -> lis
     write_run_directory(made, str(folder))
     outcome, shown = launcher.launch(made.program, made.places, folder)
     assert outcome.failure is None, f"{outcome.failure}\n{shown}"
-    return list(report_on(made, str(folder), outcome.steps)["ranks"])
+    ranks: Any = report_on(made, str(folder), outcome.steps)["ranks"]
+    return list(ranks)
 
 
 def agree(one: Trained, other: Trained, losses: float = 1e-5, weights: float | None = 1e-5) -> None:

@@ -194,7 +194,9 @@ def test_settings_that_cpus_do_not_run_are_named() -> None:
     fsdp = {"fsdp_offload_params": True, "fsdp_sync_module_states": True, "fsdp_transformer_layer_cls_to_wrap": "Block",
             "fsdp_sharding_strategy": "HYBRID_SHARD"}  # fmt: skip
     config, changes = accelerate_runner.adapt_config(setup({"distributed_type": "FSDP", "fsdp_config": fsdp}))
-    assert config["distributed_type"] == "FSDP" and config["fsdp_config"]["fsdp_sync_module_states"] is False
+    section = config["fsdp_config"]
+    assert isinstance(section, dict)
+    assert config["distributed_type"] == "FSDP" and section["fsdp_sync_module_states"] is False
     assert [change.partition(" ")[0] for change in changes] == [
         "FSDP", "fsdp_offload_params", "fsdp_sync_module_states", "fsdp_sharding_strategy",
         "fsdp_transformer_layer_cls_to_wrap"
@@ -241,7 +243,9 @@ def test_settings_that_cpus_do_not_run_are_named() -> None:
     assert [change.partition(" ")[0] for change in changes] == [
         "FSDP", "fsdp_config.offload_params", "fsdp_config.transformer_layer_cls_to_wrap"
     ]  # fmt: skip
-    assert config["fsdp_config"]["transformer_layer_cls_to_wrap"] == "Linear" and config["fsdp_version"] == 2
+    section = config["fsdp_config"]
+    assert isinstance(section, dict)
+    assert section["transformer_layer_cls_to_wrap"] == "Linear" and config["fsdp_version"] == 2
 
     stated = {"trainer": {"strategy": "fsdp", "devices": 8}}
     arguments, changes = lightning_runner.adapt_trainer(setup(stated), {"strategy", "devices"}, lambda _: "no GPU")

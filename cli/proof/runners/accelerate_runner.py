@@ -16,6 +16,7 @@ from dslc.proof.runners.deepspeed_runner import adapt_engine
 from dslc.proof.runners.proof_files import (
     Curve,
     ProofSetup,
+    as_section,
     count_targets,
     leave_curve,
     load_network,
@@ -44,12 +45,12 @@ _FSDP_OFF = {
 _HYBRID = {"HYBRID_SHARD": "FULL_SHARD", "4": "FULL_SHARD", "HYBRID_SHARD_ZERO2": "SHARD_GRAD_OP", "5": "SHARD_GRAD_OP"}
 
 
-def engine_of(config: Mapping[str, Any], ranks: int) -> str:
+def engine_of(config: Mapping[str, object], ranks: int) -> str:
     """Returns `fsdp`, `deepspeed`, or the empty string for DDP."""
     return _ENGINES.get(str(config.get("distributed_type", "NO")).upper(), "") if ranks > 1 else ""
 
 
-def adapt_config(setup: ProofSetup) -> tuple[dict[str, Any], list[str]]:
+def adapt_config(setup: ProofSetup) -> tuple[dict[str, object], list[str]]:
     """Returns the configuration for CPUs and these ranks, and what was changed for it."""
     config, changes = copy.deepcopy(dict(setup.config)), []
     if config.get("mixed_precision") not in (None, "no", False):
@@ -65,10 +66,10 @@ def adapt_config(setup: ProofSetup) -> tuple[dict[str, Any], list[str]]:
         changes.append(f"{config['distributed_type']} is off: one rank shards nothing")
     section = config.pop("fsdp_config", None)
     if engine == "fsdp":
-        config["fsdp_config"] = _adapt_fsdp(section or {}, changes)
+        config["fsdp_config"] = _adapt_fsdp(as_section(section), changes)
     section = config.pop("deepspeed_config", None)
     if engine == "deepspeed":
-        config["deepspeed_config"] = _adapt_deepspeed(section or {}, setup, changes)
+        config["deepspeed_config"] = _adapt_deepspeed(as_section(section), setup, changes)
     config.update(
         compute_environment="LOCAL_MACHINE",
         distributed_type=kind,
@@ -85,7 +86,7 @@ def adapt_config(setup: ProofSetup) -> tuple[dict[str, Any], list[str]]:
     return config, changes
 
 
-def _adapt_fsdp(section: Mapping[str, Any], changes: list[str]) -> dict[str, Any]:
+def _adapt_fsdp(section: Mapping[str, object], changes: list[str]) -> dict[str, object]:
     fsdp = dict(section)
     for key, reason in _FSDP_OFF.items():
         if fsdp.get(key) not in (None, False, "false") and reason:
@@ -103,7 +104,7 @@ def _adapt_fsdp(section: Mapping[str, Any], changes: list[str]) -> dict[str, Any
     return fsdp
 
 
-def _adapt_deepspeed(section: Mapping[str, Any], setup: ProofSetup, changes: list[str]) -> dict[str, Any]:
+def _adapt_deepspeed(section: Mapping[str, object], setup: ProofSetup, changes: list[str]) -> dict[str, object]:
     if setup.engine:
         changes += adapt_engine(setup)[1]
         return {"deepspeed_config_file": _ENGINE_FILE}
@@ -119,10 +120,11 @@ def write_launch_file(folder: str) -> str:
 
     path, setup = os.path.join(folder, CONFIG), read_setup(folder)
     config = adapt_config(setup)[0]
-    section = config.get("deepspeed_config", {})
+    section = as_section(config.get("deepspeed_config"))
     if "deepspeed_config_file" in section:
-        section["deepspeed_config_file"] = os.path.join(folder, section["deepspeed_config_file"])
-        with open(section["deepspeed_config_file"], "w", encoding="utf-8") as file:
+        engine_file = os.path.join(folder, str(section["deepspeed_config_file"]))
+        section["deepspeed_config_file"] = engine_file
+        with open(engine_file, "w", encoding="utf-8") as file:
             json.dump(adapt_engine(setup)[0], file)
     with open(path, "w", encoding="utf-8") as file:
         yaml.safe_dump(config, file)
@@ -148,11 +150,11 @@ def main(folder: str) -> None:
         name_blocks(network, network.network)
         if not accelerator.is_fsdp2:  # FSDP 1 replaces the parameters, and the optimizer takes the new ones
             network = accelerator.prepare(network)
-    optimizer: Any = plain_optimizer(job.optimizer, network)
-    scheduler: Any = plain_scheduler(job.learning_rate, optimizer)
+    optimizer = plain_optimizer(job.optimizer, network)
+    scheduler = plain_scheduler(job.learning_rate, optimizer)
     samples = load_samples(job, place, setup.steps)
     curve.targets = count_targets(samples, setup, job)
-    loader: Any = DataLoader(samples, batch_size=setup.micro)
+    loader = DataLoader(samples, batch_size=setup.micro)
     if engine == "fsdp" and not accelerator.is_fsdp2:
         optimizer, loader, scheduler = accelerator.prepare(optimizer, loader, scheduler)
     else:

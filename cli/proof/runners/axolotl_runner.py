@@ -6,11 +6,23 @@ Axolotl would load a model of the hub and tokenize data sets. The job's network 
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dslc.proof.runners.accelerate_state import blocks_of, engine_title, start_engine_on_cpus
-from dslc.proof.runners.proof_files import Curve, ProofSetup, leave_curve, load_network, load_program, read_setup
+from dslc.proof.runners.proof_files import (
+    Curve,
+    ProofSetup,
+    as_section,
+    leave_curve,
+    load_network,
+    load_program,
+    read_setup,
+)
 from dslc.proof.runners.transformers_runner import load_rows, record_trainer
+
+if TYPE_CHECKING:
+    from axolotl.utils.dict import DictDefault
+    from torch import nn
 
 # Keys that this machine cannot run or that change no update, each with the reason where the updates could differ.
 _OFF = {
@@ -76,7 +88,7 @@ _SMALL_STATE = ("8bit", "4bit", "paged", "fused", "torchao", "apex", "bnb", "fp8
 _MACHINE = {"bf16": False, "fp8": False, "tf32": False, "n_gpu": 1, "compute_capability": ""}
 
 
-def adapt_config(setup: ProofSetup) -> tuple[dict[str, Any], list[str]]:
+def adapt_config(setup: ProofSetup) -> tuple[dict[str, object], list[str]]:
     """Returns the configuration for CPUs and these ranks, and what was changed for it."""
     config, changes = dict(setup.config), []
     if not shards_by_fsdp(setup):
@@ -93,8 +105,9 @@ def adapt_config(setup: ProofSetup) -> tuple[dict[str, Any], list[str]]:
     if "adamw" in optimizer and any(word in optimizer for word in _SMALL_STATE):
         config["optimizer"] = "adamw_torch"
         changes.append(f"optimizer {optimizer} -> adamw_torch")
-    if isinstance(config.get("learning_rate"), str):
-        config["learning_rate"] = float(config["learning_rate"])  # such as 5e-5, which YAML reads as text
+    rate = config.get("learning_rate")
+    if isinstance(rate, str):
+        config["learning_rate"] = float(rate)  # such as 5e-5, which YAML reads as text
     config.pop("batch_size", None)
     config.update(
         bf16=False,
@@ -114,9 +127,9 @@ def shards_by_fsdp(setup: ProofSetup) -> bool:
     return setup.ranks > 1 and bool(setup.config.get("fsdp") or setup.config.get("fsdp_config"))
 
 
-def adapt_fsdp(config: dict[str, Any], network: Any) -> list[str]:
+def adapt_fsdp(config: dict[str, object], network: nn.Module) -> list[str]:
     """Changes the configuration of FSDP for CPUs and the network of the job, and returns what was changed."""
-    settings = {key.removeprefix("fsdp_"): value for key, value in dict(config.get("fsdp_config") or {}).items()}
+    settings = {key.removeprefix("fsdp_"): value for key, value in as_section(config.get("fsdp_config")).items()}
     changes = ["FSDP over gloo: the state of Accelerate is made on CPUs, where the Trainer chooses DDP by itself"]
     for key, reason in _FSDP_OFF.items():
         if settings.get(key) and reason:
@@ -131,7 +144,7 @@ def adapt_fsdp(config: dict[str, Any], network: Any) -> list[str]:
     return changes
 
 
-def start_fsdp(config: Any) -> None:
+def start_fsdp(config: DictDefault) -> None:
     """Starts FSDP as Axolotl does: by the variables of Accelerate, and FSDP 2 with its own preparation of a model."""
     from axolotl.monkeypatch.accelerate.fsdp2 import patch_accelerate_fsdp2
     from axolotl.utils.trainer import setup_fsdp_envs
@@ -180,13 +193,13 @@ def main(folder: str) -> None:
     class ProofBuilder(HFCausalTrainerBuilder):  # type: ignore[misc]
         """Axolotl's builder, for the network and the samples of the job."""
 
-        def _get_trainer_cls(self) -> Any:
+        def _get_trainer_cls(self) -> object:
             return recorded
 
-        def build_collator(self, *arguments: Any, **options: Any) -> Any:
+        def build_collator(self, *arguments: object, **options: object) -> None:
             return None
 
-        def hook_pre_create_training_args(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        def hook_pre_create_training_args(self, arguments: dict[str, object]) -> dict[str, object]:
             return {
                 **arguments,
                 "use_cpu": not sharded,

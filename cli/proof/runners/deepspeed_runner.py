@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping
-from typing import Any
 
 from dslc.proof.runners.proof_files import (
     Curve,
     ProofSetup,
+    as_section,
     count_targets,
     leave_curve,
     load_network,
@@ -27,25 +27,25 @@ _CUDA_ZERO = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quanti
 _OF_THE_MODEL = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 
 
-def adapt_config(setup: ProofSetup) -> tuple[dict[str, Any], list[str]]:
+def adapt_config(setup: ProofSetup) -> tuple[dict[str, object], list[str]]:
     """Returns the configuration for CPUs and these ranks without any `auto`, and what was changed for it."""
     config, changes = _adapt(setup.config, setup)
     _resolve_autos(config, setup)
     return config, changes
 
 
-def adapt_engine(setup: ProofSetup) -> tuple[dict[str, Any], list[str]]:
+def adapt_engine(setup: ProofSetup) -> tuple[dict[str, object], list[str]]:
     """Returns the configuration of DeepSpeed beside a tool's, which resolves each `auto`, and what was changed."""
     config, changes = _adapt(setup.engine, setup)
-    zero = config.get("zero_optimization", {})
+    zero = as_section(config.get("zero_optimization"))
     for key in _OF_THE_MODEL:  # the tool takes these from the model's configuration, which this network does not have
         if zero.get(key) == "auto":
             del zero[key]
     return config, changes
 
 
-def _adapt(stated: Mapping[str, Any], setup: ProofSetup) -> tuple[dict[str, Any], list[str]]:
-    config: dict[str, Any]
+def _adapt(stated: Mapping[str, object], setup: ProofSetup) -> tuple[dict[str, object], list[str]]:
+    config: dict[str, object]
     config, changes = copy.deepcopy(dict(stated)), []
     for key in _PRECISIONS:
         section = config.pop(key, None)
@@ -76,7 +76,7 @@ def _adapt(stated: Mapping[str, Any], setup: ProofSetup) -> tuple[dict[str, Any]
     return config, changes
 
 
-def _resolve_autos(config: dict[str, Any], setup: ProofSetup) -> None:
+def _resolve_autos(config: dict[str, object], setup: ProofSetup) -> None:
     """Puts the values of arguments in the place of `auto`, and leaves the rest to DeepSpeed's defaults."""
     for path, section, key in [*_auto_keys(config, "")]:
         if path in setup.autos:
@@ -85,7 +85,7 @@ def _resolve_autos(config: dict[str, Any], setup: ProofSetup) -> None:
             del section[key]
 
 
-def _auto_keys(section: dict[str, Any], prefix: str) -> list[tuple[str, dict[str, Any], str]]:
+def _auto_keys(section: dict[str, object], prefix: str) -> list[tuple[str, dict[str, object], str]]:
     keys = []
     for key, value in section.items():
         if isinstance(value, dict):
@@ -108,7 +108,7 @@ def main(folder: str) -> None:
     config, changes = adapt_config(setup)
     curve = Curve(name=f"DeepSpeed {deepspeed.__version__}", changes=changes)
     deepspeed.init_distributed("gloo")
-    own: dict[str, Any] = {} if "optimizer" in config else {"optimizer": plain_optimizer(job.optimizer, network)}
+    own: dict[str, object] = {} if "optimizer" in config else {"optimizer": plain_optimizer(job.optimizer, network)}
     if "scheduler" not in config and job.learning_rate.kind != "constant":  # that of the program, as of the Trainer
         own["lr_scheduler"] = lambda optimizer: plain_scheduler(job.learning_rate, optimizer)
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]

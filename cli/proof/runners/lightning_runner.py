@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from dslc.proof.runners.proof_files import (
     Curve,
     ProofSetup,
+    as_section,
     count_targets,
     leave_curve,
     load_network,
@@ -19,6 +20,10 @@ from dslc.proof.runners.proof_files import (
     mean_over_ranks,
     read_setup,
 )
+
+if TYPE_CHECKING:
+    import torch
+    from lightning import Trainer
 
 _PRECISIONS = ("16", "bf16", "64")
 # Arguments that change no update, or whose objects belong to the user's program.
@@ -29,7 +34,7 @@ _LEFT_OUT = ("logger", "callbacks", "plugins", "profiler", "default_root_dir", "
              "min_steps", "detect_anomaly", "log_every_n_steps", "inference_mode")  # fmt: skip
 
 
-def cpu_refusal(trainer_class: Any, strategy: Any, ranks: int) -> str:
+def cpu_refusal(trainer_class: type[Trainer], strategy: object, ranks: int) -> str:
     """Returns what Lightning says of the strategy on CPUs, or what DDP does in its place."""
     try:
         if isinstance(strategy, dict):
@@ -45,12 +50,12 @@ def cpu_refusal(trainer_class: Any, strategy: Any, ranks: int) -> str:
 
 
 def adapt_trainer(
-    setup: ProofSetup, known: set[str], refusal: Callable[[Any], str]
-) -> tuple[dict[str, Any], list[str]]:
+    setup: ProofSetup, known: set[str], refusal: Callable[[object], str]
+) -> tuple[dict[str, object], list[str]]:
     """Returns the arguments of the Trainer for CPUs and these ranks, and what was changed for it. `refusal` returns why
     a strategy does not run on CPUs.
     """
-    stated = setup.config.get("trainer") or {}
+    stated = as_section(setup.config.get("trainer"))
     arguments = {key: value for key, value in stated.items() if key in known and key not in _LEFT_OUT}
     changes = [f"trainer.{key} is no argument of this Trainer" for key in stated if key not in known]
     precision = str(arguments.pop("precision", None) or "32")
@@ -80,10 +85,11 @@ def adapt_trainer(
     return arguments, changes
 
 
-def make_object(section: Any, default_module: str, first: Any) -> Any:
+def make_object(section: Mapping[str, object], default_module: str, first: object) -> object:
     """Makes the object of `class_path` and `init_args`, with a default module as in a `LightningCLI`."""
     module, _, name = str(section["class_path"]).rpartition(".")
-    return getattr(importlib.import_module(module or default_module), name)(first, **(section.get("init_args") or {}))
+    kind: Callable[..., object] = getattr(importlib.import_module(module or default_module), name)
+    return kind(first, **as_section(section.get("init_args")))
 
 
 def main(folder: str) -> None:
@@ -112,22 +118,22 @@ def main(folder: str) -> None:
             self.losses: list[torch.Tensor] = []
             self.norm, self.rate = 0.0, 0.0
 
-        def training_step(self, batch: Any, number: int) -> Any:
-            loss = self.network(*batch)
+        def training_step(self, batch: tuple[torch.Tensor, ...], number: int) -> torch.Tensor:
+            loss: torch.Tensor = self.network(*batch)
             self.losses.append(loss.detach())
             return loss
 
-        def on_before_optimizer_step(self, optimizer: Any) -> None:
+        def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
             gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
             self.norm = float(torch.nn.utils.get_total_norm(gradients))
             self.rate = float(optimizer.param_groups[0]["lr"])
 
-        def on_train_batch_end(self, *_: Any) -> None:
+        def on_train_batch_end(self, *_: object) -> None:
             if len(self.losses) == setup.accumulation:
                 curve.add(mean_over_ranks(torch.stack(self.losses).mean()), self.norm, self.rate)
                 self.losses.clear()
 
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self) -> object:
             section = setup.config.get("optimizer")
             if not isinstance(section, dict) or "class_path" not in section:
                 return plain_optimizer(job.optimizer, self)
@@ -144,6 +150,7 @@ def main(folder: str) -> None:
     curve.targets = count_targets(samples, setup, job)
     trainer = lightning.Trainer(default_root_dir=os.path.join(folder, "lightning"), **arguments)
     rank = int(os.environ.get("RANK", 0))
-    sampler: Any = DistributedSampler(samples, setup.ranks, rank, shuffle=False)  # Lightning's own shuffles
+    # Lightning's own sampler shuffles.
+    sampler: DistributedSampler[object] = DistributedSampler(samples, setup.ranks, rank, shuffle=False)
     trainer.fit(RecordedModule(), DataLoader(samples, batch_size=setup.micro, sampler=sampler))
     leave_curve(folder, curve)

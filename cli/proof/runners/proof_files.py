@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,14 +32,14 @@ class ProofSetup:
     that belongs to a tool's, and `path` the file of the configuration.
     """
 
-    config: Mapping[str, Any]
+    config: Mapping[str, object]
     micro: int
     accumulation: int
     ranks: int
     steps: int
     length: int
-    autos: Mapping[str, Any] = field(default_factory=dict)
-    engine: Mapping[str, Any] = field(default_factory=dict)
+    autos: Mapping[str, object] = field(default_factory=dict)
+    engine: Mapping[str, object] = field(default_factory=dict)
     path: str = ""
 
     @property
@@ -67,6 +67,15 @@ class Curve:
         self.losses.append(loss)
         self.norms.append(norm)
         self.rates.append(rate)
+
+
+def as_section(value: object) -> dict[str, object]:
+    """Returns a section of a configuration; an empty one in the place of None or "". Raises TypeError."""
+    if not value:
+        return {}
+    if not isinstance(value, dict):
+        raise TypeError(f"a section of the configuration is {value!r}")
+    return value
 
 
 def write_setup(folder: str, setup: ProofSetup) -> None:
@@ -152,7 +161,7 @@ def count_targets(samples: TensorDataset, setup: ProofSetup, job: JobProgram) ->
     return min(counts), max(counts)
 
 
-def rank_batches(samples: TensorDataset, setup: ProofSetup, rank: int) -> list[Any]:
+def rank_batches(samples: TensorDataset, setup: ProofSetup, rank: int) -> list[tuple[Tensor, ...]]:
     """Returns the micro-batches of a rank, in the order of its steps: the ranks take turns."""
     first = range(rank * setup.micro, setup.steps * setup.batch, setup.micro * setup.ranks)
     return [samples[start : start + setup.micro] for start in first]

@@ -26,10 +26,11 @@ from dslc.proof.runners.proof_files import (
 
 if TYPE_CHECKING:
     from torch import nn
+    from torchtitan.config import JobConfig
 
 _NAME = "dslc"  # of the specification
 # Settings by their sections, each with the value for this machine, and the reason where the updates could differ.
-_FIXED: Mapping[str, Mapping[str, tuple[Any, str]]] = {
+_FIXED: Mapping[str, Mapping[str, tuple[object, str]]] = {
     "training": {
         "dtype": ("float32", "both train in fp32"),
         "mixed_precision_param": ("float32", "both train in fp32"),
@@ -57,7 +58,7 @@ class CpuDevice:
     """Stands for the module of a device, such as `torch.cuda`, on a CPU: the functions that torchtitan calls."""
 
     @staticmethod
-    def set_device(device: Any) -> None:
+    def set_device(device: object) -> None:
         pass
 
     @staticmethod
@@ -77,7 +78,7 @@ def choose_cpu() -> None:
             module.device_module = CpuDevice  # type: ignore[attr-defined]
 
 
-def adapt_config(config: Any, setup: ProofSetup) -> list[str]:
+def adapt_config(config: JobConfig, setup: ProofSetup) -> list[str]:
     """Changes the configuration for CPUs and these ranks, and returns what was changed for it."""
     changes = ["device cuda -> cpu over gloo: torchtitan takes `cuda` where it finds no accelerator"]
     for section, settings in _FIXED.items():
@@ -98,14 +99,14 @@ def adapt_config(config: Any, setup: ProofSetup) -> list[str]:
     return changes
 
 
-def make_model_class(full: nn.Module) -> Any:
+def make_model_class(full: nn.Module) -> type:
     """Returns the class of the model: the network, with the names by which torchtitan shards a model."""
     import torch
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
     from torchtitan.protocols.model import ModelProtocol
 
     class TitanModel(ModelProtocol):  # type: ignore[misc]
-        def __init__(self, arguments: Any) -> None:
+        def __init__(self, arguments: object) -> None:
             super().__init__(arguments)
             self.network = copy.deepcopy(full)
             self.model_args = arguments
@@ -116,10 +117,11 @@ def make_model_class(full: nn.Module) -> Any:
         def layers(self) -> dict[str, nn.Module]:
             return self._blocks
 
-        def forward(self, input: torch.Tensor) -> Any:
-            return self.network(input)
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            output: torch.Tensor = self.network(input)
+            return output
 
-        def init_weights(self, buffer_device: Any = None) -> None:
+        def init_weights(self, buffer_device: object = None) -> None:
             options = StateDictOptions(full_state_dict=True)
             set_model_state_dict(self.network, full.state_dict(), options=options)
             for name, buffer in self.network.named_buffers():
@@ -128,11 +130,11 @@ def make_model_class(full: nn.Module) -> Any:
     return TitanModel
 
 
-def make_recorder(curve: Curve) -> Any:
+def make_recorder(curve: Curve) -> type:
     """Returns the object to which torchtitan reports each step."""
 
     class CurveProcessor:
-        def __init__(self, *_: Any, **__: Any) -> None:
+        def __init__(self, *_: object, **__: object) -> None:
             from torchtitan.tools.utils import NoColor
 
             self.color = NoColor()
@@ -142,19 +144,19 @@ def make_recorder(curve: Curve) -> Any:
             self.data_loading_times: list[float] = []
             self.ntokens_since_last_log = 0
 
-        def get_peak_stats(self) -> Any:
+        def get_peak_stats(self) -> object:
             return self
 
         def should_log(self, step: int) -> bool:
             return True
 
-        def log(self, step: int, average: float, most: float, norm: float, extra_metrics: Mapping[str, Any]) -> None:
+        def log(self, step: int, average: float, most: float, norm: float, extra_metrics: Mapping[str, float]) -> None:
             curve.add(float(average), float(norm), float(extra_metrics["lr"]))
 
     return CurveProcessor
 
 
-def shard_model(model: nn.Module, *arguments: Any) -> nn.Module:
+def shard_model(model: nn.Module, *arguments: object) -> nn.Module:
     """Shards the model as torchtitan does, and sums gradients without a factor in the reduction, which gloo lacks."""
     from torch.distributed.fsdp import FSDPModule
     from torchtitan.models.llama3.infra.parallelize import parallelize_llama
@@ -166,7 +168,7 @@ def shard_model(model: nn.Module, *arguments: Any) -> nn.Module:
     return sharded
 
 
-def make_arguments() -> Any:
+def make_arguments() -> object:
     """Returns the arguments of the model, from which torchtitan counts parameters and FLOPs."""
     from dataclasses import dataclass
 
@@ -176,7 +178,7 @@ def make_arguments() -> Any:
     class TitanArguments(BaseModelArgs):  # type: ignore[misc]
         attn_type: str = "sdpa"
 
-        def update_from_config(self, job_config: Any, **_: Any) -> None:
+        def update_from_config(self, job_config: object, **_: object) -> None:
             pass
 
         def get_nparams_and_flops(self, model: nn.Module, seq_len: int) -> tuple[int, int]:
@@ -209,7 +211,7 @@ def main(folder: str) -> None:
     curve.targets = count_targets(samples, setup, job)
 
     class RankBatches:
-        def __init__(self, dp_world_size: int, dp_rank: int, **_: Any) -> None:
+        def __init__(self, dp_world_size: int, dp_rank: int, **_: object) -> None:
             self.batches = rank_batches(samples, setup, dp_rank)
 
         def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:

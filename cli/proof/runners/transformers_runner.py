@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from dslc.proof.runners.deepspeed_runner import adapt_engine
 from dslc.proof.runners.proof_files import (
     Curve,
     ProofSetup,
+    as_section,
     count_targets,
     leave_curve,
     load_network,
@@ -21,6 +23,9 @@ from dslc.proof.runners.proof_files import (
 )
 
 if TYPE_CHECKING:
+    import torch
+    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
     from dslc.compiler.ir.program import JobProgram, RankPlace
 
 # Arguments that this machine cannot run, or that change no update.
@@ -56,7 +61,7 @@ def engine_of(setup: ProofSetup) -> str:
     return "deepspeed" if setup.engine else "fsdp" if setup.config.get("fsdp") else ""
 
 
-def _adapt_engine(engine: str, arguments: dict[str, Any], setup: ProofSetup) -> list[str]:
+def _adapt_engine(engine: str, arguments: dict[str, object], setup: ProofSetup) -> list[str]:
     """Adapts the arguments for FSDP or DeepSpeed, and returns what was changed for it."""
     stated = {key: arguments.pop(key, None) for key in ("fsdp", "fsdp_config", "deepspeed")}
     if not engine:
@@ -69,7 +74,7 @@ def _adapt_engine(engine: str, arguments: dict[str, Any], setup: ProofSetup) -> 
     if engine == "deepspeed":
         arguments["deepspeed"], others = adapt_engine(setup)
         return changes + others
-    config = {key.removeprefix("fsdp_"): value for key, value in dict(stated["fsdp_config"] or {}).items()}
+    config = {key.removeprefix("fsdp_"): value for key, value in as_section(stated["fsdp_config"]).items()}
     for key in [key for key in setup.config if key.startswith("fsdp_") and key != "fsdp_config"]:
         changes.append(f"{key} is no argument of this Trainer")
     for key, reason in _FSDP_OFF.items():
@@ -77,7 +82,8 @@ def _adapt_engine(engine: str, arguments: dict[str, Any], setup: ProofSetup) -> 
             changes.append(f"fsdp_config.{key} {config[key]} is off: {reason}")
         config.pop(key, None)
     config.update(sync_module_states=False, cpu_ram_efficient_loading=False)
-    words = stated["fsdp"].split() if isinstance(stated["fsdp"], str) else stated["fsdp"]
+    words = stated["fsdp"]
+    words = words.split() if isinstance(words, str) else words
     if isinstance(words, list) and "offload" in words:
         words = [word for word in words if word != "offload"]
         changes.append("fsdp offload is off: all memory is the host's here")
@@ -98,13 +104,14 @@ def adapt_arguments(setup: ProofSetup, known: set[str]) -> tuple[dict[str, Any],
         changes.append(f"optim {optimizer} -> adamw_torch")
     ratio = setup.config.get("warmup_ratio")
     if ratio and "warmup_ratio" not in known and not setup.config.get("warmup_steps"):
-        arguments["warmup_steps"] = float(ratio)
+        arguments["warmup_steps"] = float(str(ratio))
         changes.append(f"warmup_ratio -> warmup_steps = {ratio}: its name in this version of transformers")
     for key in [key for key in arguments if key.startswith(("eval", "save", "hub", "report", "logging", "dataloader"))]:
         del arguments[key]
     for key in ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "warmup_ratio"):
-        if isinstance(arguments.get(key), str):
-            arguments[key] = float(arguments[key])  # such as 5e-5, which YAML reads as text
+        value = arguments.get(key)
+        if isinstance(value, str):
+            arguments[key] = float(value)  # such as 5e-5, which YAML reads as text
     arguments = {"use_cpu": True, **arguments}
     changes += _adapt_engine(engine_of(setup), arguments, setup)
     return {
@@ -121,7 +128,9 @@ def adapt_arguments(setup: ProofSetup, known: set[str]) -> tuple[dict[str, Any],
     }, changes
 
 
-def record_trainer(base: Any, curve: Curve, setup: ProofSetup) -> tuple[Any, Any]:
+def record_trainer(
+    base: type[Trainer], curve: Curve, setup: ProofSetup
+) -> tuple[Callable[..., Trainer], TrainerCallback]:
     """Returns a class of Trainer that trains the network with its loss, and the callback that fills the curve."""
     import torch
     from transformers import TrainerCallback
@@ -129,19 +138,30 @@ def record_trainer(base: Any, curve: Curve, setup: ProofSetup) -> tuple[Any, Any
     losses: list[torch.Tensor] = []
     rates: list[float] = []
 
-    class RecordedTrainer(base):  # type: ignore[misc]
-        def compute_loss(self, model: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
-            loss = model(**inputs)
+    class RecordedTrainer(base):  # type: ignore[misc, valid-type]
+        def compute_loss(
+            self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], *rest: object, **options: object
+        ) -> torch.Tensor:
+            loss: torch.Tensor = model(**inputs)
             losses.append(loss.detach())
             rates.append(float(self.optimizer.param_groups[0]["lr"]))  # DeepSpeed updates in the backward pass
             return loss
 
     class CurveRecorder(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        def on_step_end(
+            self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: object
+        ) -> None:
             control.should_training_stop = state.global_step >= setup.steps
 
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **parts: Any) -> None:
-            if "loss" not in logs:
+        def on_log(
+            self,
+            args: TrainingArguments,
+            state: TrainerState,
+            control: TrainerControl,
+            logs: dict[str, float] | None = None,
+            **parts: object,
+        ) -> None:
+            if logs is None or "loss" not in logs:
                 return
             norm = logs.get("grad_norm")
             curve.add(mean_over_ranks(torch.stack(losses).mean()), None if norm is None else float(norm), rates[-1])
@@ -150,7 +170,7 @@ def record_trainer(base: Any, curve: Curve, setup: ProofSetup) -> tuple[Any, Any
     return RecordedTrainer, CurveRecorder()
 
 
-def load_rows(job: JobProgram, place: RankPlace, setup: ProofSetup, curve: Curve) -> list[dict[str, Any]]:
+def load_rows(job: JobProgram, place: RankPlace, setup: ProofSetup, curve: Curve) -> list[dict[str, torch.Tensor]]:
     """Returns the samples of the first steps as the Trainer takes them."""
     samples = load_samples(job, place, setup.steps)
     curve.targets = count_targets(samples, setup, job)

@@ -62,7 +62,7 @@ def load_facts(entry: str | None) -> dict[str, Any] | None:
     return facts
 
 
-def store(entry: str, write: Callable[[str], None], facts: Mapping[str, Any]) -> None:
+def store(entry: str, write: Callable[[str], None], facts: Mapping[str, object]) -> None:
     """Makes an entry: `write` writes the arrays into a folder."""
     place = os.path.dirname(entry)
     with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix=f".{_NAME}", dir=place) as folder:

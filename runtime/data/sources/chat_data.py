@@ -1,5 +1,5 @@
-"""`chat` and `preferences`: conversations, or pairs of answers, as sequences of tokens of one length, of which some are
-targets.
+"""`chat` and `preferences`: conversations, or pairs of answers, as sequences of tokens of one length, and which
+tokens are targets.
 
 Model: conversations are rendered once, by chat_rendering.py, and kept in the user's cache. A sequence has `context`
 tokens. Without packing it holds the beginning of one conversation. With packing it holds several whole ones, each put
@@ -44,6 +44,7 @@ from dslc.runtime.data.sources.tables import TableFault, open_datasets
 
 if TYPE_CHECKING:
     import datasets
+    from transformers import PreTrainedTokenizerBase
 
 _ARRAYS = ("tokens", "counted", "starts")
 ANSWERS = "answers"  # as `train_on`: the source has pairs
@@ -88,7 +89,7 @@ class PreparedConversations:
     counts: ConversationCounts
     rows: int = 1  # of a sample: a pair has two
 
-    def facts(self, context: int) -> dict[str, Any]:
+    def facts(self, context: int) -> dict[str, object]:
         """Returns the fields of SourceFacts."""
         tokens = {"shape": (context,), "dtype": "int64"}
         return {
@@ -283,7 +284,7 @@ def _no_target_error(arguments: Arguments, conversations: int, shortest: int) ->
     return ConversationError(what, "conversations with answers, or `train_on = all`", "E0351", "train_on")
 
 
-def _unused_token(vocabulary: NDArray[np.uint32], tokenizer: Any) -> int:
+def _unused_token(vocabulary: NDArray[np.uint32], tokenizer: PreTrainedTokenizerBase) -> int:
     """Returns the token that fills up sequences: no conversation has it, and it is not in `vocabulary`. One below their
     largest token is taken if possible, as a model may know fewer tokens than its tokenizer.
     """

@@ -20,9 +20,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dslc.runtime.process.vision_library import let_torchvision_load
+
+if TYPE_CHECKING:
+    from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 Message: TypeAlias = dict[str, Any]  # role, content, and what else the template reads
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
@@ -89,7 +92,7 @@ class ConversationRenderer:
         end = self._tokenizer.eos_token_id
         return () if end is None else (int(end),)
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> RenderedConversation:
+    def render(self, messages: Sequence[Message], tools: Sequence[object] | None = None) -> RenderedConversation:
         """Returns the tokens of a conversation of at least one message. Raises ConversationError."""
         messages = list(messages)
         named: dict[str, object] = {"tools": list(tools)} if tools else {}
@@ -111,7 +114,7 @@ class ConversationRenderer:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def render_answers(
-        self, prompt: Sequence[Message], answers: Sequence[Sequence[Message]], tools: Sequence[Any] | None = None
+        self, prompt: Sequence[Message], answers: Sequence[Sequence[Message]], tools: Sequence[object] | None = None
     ) -> list[RenderedConversation]:
         """Returns the tokens of a prompt with each of some answers; the answers' tokens count. Raises
         ConversationError.
@@ -143,14 +146,15 @@ class ConversationRenderer:
             previous_end = max(previous_end, end)
         return RenderedConversation(list(encoded["input_ids"]), counted)
 
-    def _tokenize(self, text: str) -> Any:
+    def _tokenize(self, text: str) -> BatchEncoding:
         try:
-            return self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            encoding: BatchEncoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            return encoding
         except Exception as error:  # of the tokenizer's library
             help = "text that the tokenizer takes, or another `tokenizer`"
             raise ConversationError(f"the tokenizer fails: {_reason(error)}", help) from error
 
-    def _apply(self, messages: list[Message], **named: object) -> Any:
+    def _apply(self, messages: list[Message], **named: Any) -> Any:
         from jinja2 import TemplateSyntaxError  # comes with `transformers`
 
         try:
@@ -203,7 +207,7 @@ def _reason(error: Exception) -> str:
     return str(error).strip().split("\n")[0].rstrip(": ") or type(error).__name__
 
 
-def load_tokenizer(folder: str) -> Any:
+def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
     """Returns the tokenizer in a folder. Raises ConversationError."""
     if not os.path.isdir(folder):
         raise ConversationError(
@@ -220,7 +224,7 @@ def load_tokenizer(folder: str) -> Any:
         ) from error
 
 
-def _tokenizer_loader() -> Callable[..., Any]:
+def _tokenizer_loader() -> Callable[..., PreTrainedTokenizerBase]:
     let_torchvision_load()  # which a configuration beside the tokenizer imports
     try:
         from transformers import AutoTokenizer
@@ -231,11 +235,11 @@ def _tokenizer_loader() -> Callable[..., Any]:
             "E0803",
             "tokenizer",
         ) from error
-    load: Callable[..., Any] = AutoTokenizer.from_pretrained
+    load: Callable[..., PreTrainedTokenizerBase] = AutoTokenizer.from_pretrained
     return load
 
 
-def _template_text(tokenizer: Any, folder: str, template: str | None) -> str:
+def _template_text(tokenizer: PreTrainedTokenizerBase, folder: str, template: str | None) -> str:
     if template is not None:
         try:
             with open(template, encoding="utf-8") as file:

@@ -14,7 +14,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dslc.compiler.facts.untrusted_files import open_file
 from dslc.runtime.data.sources.chat_rendering import ConversationError, Message
@@ -32,7 +31,7 @@ class Conversation:
 
     place: str
     messages: tuple[Message, ...]
-    tools: Sequence[Any] | None = None
+    tools: Sequence[object] | None = None
 
 
 def read_files(files: Iterable[str]) -> Iterator[Conversation]:
@@ -61,7 +60,7 @@ def read_json_lines(files: Iterable[str], shape: str, source: str) -> Iterator[t
                 yield place, row
 
 
-def read_rows(rows: Iterable[Mapping[str, Any]], name: str, column: str | None) -> Iterator[Conversation]:
+def read_rows(rows: Iterable[Mapping[str, object]], name: str, column: str | None) -> Iterator[Conversation]:
     """Yields the conversations of a data set's rows; `column` has the messages. Raises ConversationError."""
     for number, row in enumerate(rows):
         yield conversation(row, f"{name}, row {number}", column)
@@ -82,7 +81,7 @@ def conversation(row: object, place: str, column: str | None = None) -> Conversa
     return Conversation(place, messages, read_tools(row.get("tools"), place))
 
 
-def read_tools(tools: object, place: str) -> list[Any] | None:
+def read_tools(tools: object, place: str) -> list[object] | None:
     """Returns the tools of a row. Raises ConversationError."""
     help = '`{"tools": [{"type": "function", "function": {"name": "…"}}]}`, or that list as JSON in a text'
     if isinstance(tools, str):

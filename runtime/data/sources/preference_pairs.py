@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from dslc.runtime.data.sources.chat_rendering import ConversationError, Message, common_length
 from dslc.runtime.data.sources.conversations import named_kind, read_json_lines, read_message, read_tools
@@ -29,7 +29,7 @@ class PreferencePair:
     prompt: Answer
     chosen: Answer
     rejected: Answer
-    tools: Sequence[Any] | None = None
+    tools: Sequence[object] | None = None
 
 
 def read_files(files: Iterable[str]) -> Iterator[PreferencePair]:
@@ -38,7 +38,7 @@ def read_files(files: Iterable[str]) -> Iterator[PreferencePair]:
         yield read_pair(row, place)
 
 
-def read_rows(rows: Iterable[Mapping[str, Any]], name: str) -> Iterator[PreferencePair]:
+def read_rows(rows: Iterable[Mapping[str, object]], name: str) -> Iterator[PreferencePair]:
     """Yields the pairs of a data set's rows. Raises ConversationError."""
     for number, row in enumerate(rows):
         yield read_pair(row, f"{name}, row {number}")

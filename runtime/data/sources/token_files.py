@@ -19,7 +19,7 @@ import codecs
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +33,9 @@ PIECE = 1 << 16  # bytes of text encoded at once; a tokenizer takes `AT_ONCE` of
 AT_ONCE = 32
 LONGEST = 1 << 22  # bytes after which a piece ends anywhere
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 Ids = np.ndarray[Any, Any]
 Seen = Callable[[int], None]  # called with the number of bytes read
@@ -94,7 +97,7 @@ def _bytes_of(text: str, seen: Seen) -> Iterator[Ids]:
             yield np.frombuffer(piece, np.uint8)
 
 
-def load_tokenizer_file(file: str) -> tuple[Any, str]:
+def load_tokenizer_file(file: str) -> tuple[Tokenizer, str]:
     """Returns the tokenizer of a `tokenizer.json`, and its word that ends a text, or "". Raises TokensError."""
     try:
         from tokenizers import Tokenizer

@@ -71,7 +71,7 @@ def make_job(folder: Path, arguments: str = "", lines: list[str] | None = None) 
 
 def encoded(row: dict[str, Any], **more: Any) -> tuple[list[int], list[int]]:
     """Returns tokens and assistant mask by `transformers`."""
-    encoding = load_tokenizer(str(TOKENIZER)).apply_chat_template(
+    encoding: Any = load_tokenizer(str(TOKENIZER)).apply_chat_template(
         row["messages"], tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **more
     )
     return encoding["input_ids"], encoding["assistant_masks"]

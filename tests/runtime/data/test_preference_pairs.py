@@ -69,7 +69,7 @@ def pairs_of(folder: Path, rows: list[dict[str, Any]], length: int = 96) -> tupl
 
 def test_messages_become_the_rows_of_both_answers(tmp_path: Path) -> None:
     inputs, targets = pairs_of(tmp_path, [{"prompt": USER, "chosen": YES, "rejected": NO}])
-    tokenizer = load_tokenizer(str(TOKENIZER))
+    tokenizer: Any = load_tokenizer(str(TOKENIZER))
     before = tokenizer.apply_chat_template(USER, add_generation_prompt=True, return_dict=True)["input_ids"]
     for row, answer in enumerate((YES, NO)):
         tokens = tokenizer.apply_chat_template(USER + answer, return_dict=True)["input_ids"]
