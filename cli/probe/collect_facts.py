@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
 
-from dslc.compiler.facts.sources import context_of, each_source, mixture_facts, source_facts, source_key
+from dslc.compiler.facts.sources import context_of, mixture_facts, source_facts, source_key
 from dslc.compiler.ir.facts import Facts, MachineFacts, SourceFacts
 from dslc.dsl.diagnostics import Diagnostic, Findings
 from dslc.dsl.language.calls import Chat, Datasets, Free, Mixture, Parquet, PictureSource
@@ -26,15 +26,15 @@ def collect_facts(job: JobSpec, *, trace: bool, run: bool) -> Findings[Facts]:
     """Returns the facts that the job does not state: of its data, of the user's own functions (only with `trace`), of
     this machine.
     """
-    context = context_of(job)
-    source = source_facts(job.data.source, context)
-    if isinstance(job.data.source, Mixture):
-        pairs = zip(job.data.source.sources, source.parts, strict=True)
-        source = mixture_facts([_with_library_facts(call, facts, context, fetch=run) for call, facts in pairs])
+    context, call = context_of(job), job.data.source
+    source = source_facts(call, context)
+    if isinstance(call, Mixture):
+        pairs = zip(call.sources, source.parts, strict=True)
+        source = mixture_facts([_with_library_facts(part, facts, context, fetch=run) for part, facts in pairs])
     else:
-        source = _with_library_facts(job.data.source, source, context, fetch=run)
-    for source_job, _ in each_source(job, source):
-        yield from _look_for_torchvision(source_job)
+        source = _with_library_facts(call, source, context, fetch=run)
+    for part in call.sources if isinstance(call, Mixture) else (call,):
+        yield from _look_for_torchvision(part)
     facts = Facts(source=source)
     if trace:
         from dslc.probe.trace_facts import trace_facts  # here, as most checks call no functions
@@ -43,9 +43,8 @@ def collect_facts(job: JobSpec, *, trace: bool, run: bool) -> Findings[Facts]:
     return replace(facts, machine=_machine(job.devices.gpus)) if run else facts
 
 
-def _look_for_torchvision(job: JobSpec) -> Iterator[Diagnostic]:
+def _look_for_torchvision(source: Call) -> Iterator[Diagnostic]:
     """Says that torchvision is not installed: a warning, as another machine may have it."""
-    source = job.data.source
     needs_library = isinstance(source, PictureSource) and source.augment and not _IN_BROWSER
     if needs_library and importlib.util.find_spec("torchvision") is None:
         yield Diagnostic(

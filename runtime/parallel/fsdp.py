@@ -66,59 +66,19 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequen
     step is the user's own they are the parts of the model, which are gathered until their update
     (per_module_sharding.py).
     """
-    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-
     preload()
     _check(job, model)
     if device.type == "cuda":
         torch.cuda.init()  # or the mesh would choose a device other than the rank's
-    step, axes = job.gradients, mesh_of(job)
-    stepping = job.own_step is not None
-    whole = per_module_sharding.whole_parameters(model) if stepping else set()
+    axes, stepping = mesh_of(job), job.own_step is not None
+    unsharded = per_module_sharding.whole_parameters(model) if stepping else set()
     if stepping:
-        roots = tuple(
-            part for _, part in per_module_sharding.parts_of(model) if not whole.issuperset(part.parameters())
-        )
-    mesh = axes.sharded(step.replicas, device)
-    low = getattr(torch, job.precision.dtype) if job.precision.level == "O2" else None
-    wide = torch.float32 if low is not None else None
-    placement = expert_parallel.placement(axes, step.replicas) if job.experts is not None else None
-    common: dict[str, Any] = {
-        "mesh": mesh,
-        "offload_policy": offload.policy(job, device),
-        "shard_placement_fn": placement,
-    }
-    inner = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=wide)
-
-    def shard_with_outputs(module: nn.Module, **settings: Any) -> None:
-        around = _OutputExposer()
-        module.register_forward_hook(around.expose_tensors)
-        fully_shard(module, **settings)
-        module.register_forward_hook(around.restore_output)
-
-    for name in step.units:
-        module = model.get_submodule(name)
-        shard_with_outputs(module, reshard_after_forward=step.reshard, mp_policy=inner, **common)
-    # The backward pass needs the root again at once, but torch's default frees it.
-    outer = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=wide, output_dtype=wide)
-    for root in roots or (() if stepping else (model,)):
-        last = getattr(root, "last", True)  # of a stage: its output goes to the loss, not to another stage
-        policy = outer if last else inner
-        after = step.reshard if stepping else None if step.reshard else False
-        shard_with_outputs(root, reshard_after_forward=after, mp_policy=policy, ignored_params=whole or None, **common)
-    units = [
-        module
-        for root in roots or (() if stepping else (model,))
-        for module in root.modules()
-        if isinstance(module, FSDPModule)
-    ]
-    if step.exchange is not None:
-        round_sums(step.exchange.kind, mesh, units)
-    for unit in units:
-        unit.set_gradient_divide_factor(1.0)
-        unit.set_force_sum_reduction_for_comms(True)  # without it gloo is asked for an operation that it lacks
-        if stepping:
-            unit.set_reshard_after_backward(False, recurse=False)
+        parts = (part for _, part in per_module_sharding.parts_of(model))
+        roots = tuple(part for part in parts if not unsharded.issuperset(part.parameters()))
+    elif not roots:
+        roots = (model,)
+    mesh = axes.sharded(job.gradients.replicas, device)
+    units = _shard_modules(job, model, roots, mesh, device, unsharded)
 
     def let_go() -> None:
         for unit in units:
@@ -141,6 +101,60 @@ def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequen
         agree_on_buffers=do_nothing if job.sync_batch_norm and not stepping and not job.moves_buffers else agree,
         begin_step=begin_step,
     )
+
+
+def _shard_modules(
+    job: JobProgram,
+    model: nn.Module,
+    roots: Sequence[nn.Module],
+    mesh: DeviceMesh,
+    device: torch.device,
+    unsharded: set[nn.Parameter],
+) -> list[FSDPModule]:
+    """Shards the modules that the step names, then the roots, without the parameters `unsharded`. Returns the units of
+    `fully_shard`, each with its settings for a step.
+    """
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+    step, stepping = job.gradients, job.own_step is not None
+    low = getattr(torch, job.precision.dtype) if job.precision.level == "O2" else None
+    wide = torch.float32 if low is not None else None
+    placement = expert_parallel.placement(mesh_of(job), step.replicas) if job.experts is not None else None
+    common: dict[str, Any] = {
+        "mesh": mesh,
+        "offload_policy": offload.policy(job, device),
+        "shard_placement_fn": placement,
+    }
+    inner = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=wide)
+
+    def shard_with_outputs(module: nn.Module, **settings: Any) -> None:
+        around = _OutputExposer()
+        module.register_forward_hook(around.expose_tensors)
+        fully_shard(module, **settings)
+        module.register_forward_hook(around.restore_output)
+
+    for name in step.units:
+        module = model.get_submodule(name)
+        shard_with_outputs(module, reshard_after_forward=step.reshard, mp_policy=inner, **common)
+    # The backward pass needs the root again at once, but torch's default frees it.
+    outer = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=wide, output_dtype=wide)
+    for root in roots:
+        last = getattr(root, "last", True)  # of a stage: its output goes to the loss, not to another stage
+        policy = outer if last else inner
+        after = step.reshard if stepping else None if step.reshard else False
+        shard_with_outputs(
+            root, reshard_after_forward=after, mp_policy=policy, ignored_params=unsharded or None, **common
+        )
+    modules = (module for root in roots for module in root.modules())
+    units: list[FSDPModule] = [module for module in modules if isinstance(module, FSDPModule)]
+    if step.exchange is not None:
+        round_sums(step.exchange.kind, mesh, units)
+    for unit in units:
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)  # without it gloo is asked for an operation that it lacks
+        if stepping:
+            unit.set_reshard_after_backward(False, recurse=False)
+    return units
 
 
 class _OutputExposer:
