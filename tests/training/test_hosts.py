@@ -16,6 +16,7 @@ from helpers.commands import dslc
 from helpers.hosts import TOOL, free_port, local_command, logged, namespaces, ranks_of, reach, started, tool, why_none
 from helpers.job_texts import job_text
 from helpers.launcher import Launcher
+from helpers.segments import holders, segments_of
 from helpers.trained import Trained, agree, train_job
 from instruments.strangers import stranger
 
@@ -66,11 +67,13 @@ def test_two_hosts_train_as_one_process(launcher: Launcher, job: Path, settings:
         ("parallelism.pipeline=2", "parallelism.microbatches=2"),
         ("devices.cpus=2", "parallelism.tensor=2"),
         ("parallelism.tensor=2",),
+        ("devices.cpus=2", "devices.backend=shared_memory", "parallelism.zero=3"),
+        ("devices.cpus=2", "devices.backend=shared_memory", "parallelism.zero=1"),
     ],
     ids=" ".join,
 )
 def test_every_axis_crosses_hosts(launcher: Launcher, job: Path, settings: tuple[str, ...]) -> None:
-    test_two_hosts_train_as_one_process(launcher, job, settings)
+    test_two_hosts_train_as_one_process(launcher, job, (*settings, "checkpoint.every=6 steps"))
 
 
 @pytest.mark.slow
@@ -107,6 +110,24 @@ def test_a_killed_rank_is_named_on_every_host(job: Path) -> None:
     for _, said in ends:
         assert "training failed on rank " in said and "the process was ended by SIGKILL" in said, said
         assert "(node " in said
+
+
+@pytest.mark.slow
+def test_a_rank_that_shares_memory_is_named_on_every_host_when_it_is_killed(job: Path) -> None:
+    """Nothing is left, of memory either."""
+    out = job.parent / "run"
+    words = ("--set", "devices.cpus=2", "--set", "devices.backend=shared_memory", *ENDLESS)
+    with started(job.parent, both(job, *words, out=out)) as commands:
+        reach(out, 3, commands)
+        ranks = [rank for command in commands for rank in ranks_of(command)]
+        of_each = [segments_of(rank) for rank in ranks]
+        assert [len(segments) for segments in of_each] == [2] * 4 and len(set().union(*of_each)) == 4
+        os.kill(ranks[-1], signal.SIGKILL)
+        ends = [each.end() for each in commands]
+        assert [status for status, _ in ends] == [3, 3], ends
+        assert not [left for each in commands for left in each.left()]
+    assert not holders(set().union(*of_each))
+    assert all("the process was ended by SIGKILL" in said for _, said in ends), ends
 
 
 def test_hosts_with_other_files_do_not_start(job: Path) -> None:

@@ -19,6 +19,7 @@ from test_faults import listening
 from test_hosts import ALONE, JOB, both, on_hosts
 
 STEPS = 400
+SHARED = ("--set", "devices.cpus=2", "--set", "devices.backend=shared_memory")
 MORE = """
 checkpoint {
   every = 20 steps
@@ -57,14 +58,14 @@ def lose(command: Command, survivor: Command) -> None:
 
 
 @pytest.mark.core
-def test_ranks_and_launchers_come_back(job: Path, out: Path, alone: Trained) -> None:
+@pytest.mark.parametrize("more", [(), pytest.param(SHARED, id="shared memory", marks=pytest.mark.long)])
+def test_ranks_and_launchers_come_back(job: Path, out: Path, alone: Trained, more: tuple[str, ...]) -> None:
     """A rank is killed, then the launcher of the other host, then that of the first; both are started again."""
-    words = both(job, out=out)
+    words = both(job, *more, out=out)
     with started(job.parent, words) as commands:
         reach_checkpoint(out, commands)
         keeper, other = sorted(commands, key=lambda each: not listening(each.process.pid))
-        (rank,) = ranks_of(other)
-        os.kill(rank, signal.SIGKILL)
+        os.kill(ranks_of(other)[-1], signal.SIGKILL)
         keeper.wait_for("note: restart 1 of 3, from the checkpoint of step ")
         reach(out, 150, commands)
         lose(other, keeper)
