@@ -32,6 +32,7 @@ from test_hosts import ALONE
 from dslc.runs.run_folder import LOCK
 
 STEPS = 1500  # enough for all that happens meanwhile
+SHARED = ("--set", "devices.cpus=2", "--set", "devices.backend=shared_memory")
 ELASTIC = (ROOT / "examples" / "elastic.plt").read_text()
 
 
@@ -102,10 +103,11 @@ class Hosts:
 
 
 @pytest.mark.core
-def test_hosts_come_and_die(job: Path, out: Path, alone: Trained) -> None:
+@pytest.mark.parametrize("more", [(), pytest.param(SHARED, id="shared memory", marks=pytest.mark.long)])
+def test_hosts_come_and_die(job: Path, out: Path, alone: Trained, more: tuple[str, ...]) -> None:
     """Three hosts, of which one dies; another one comes; the first one dies; the last two end."""
     with ExitStack() as around:
-        hosts = Hosts(job, around)
+        hosts = Hosts(job, around, *more)
         for _ in range(3):
             hosts.start()
         reach_checkpoint(out, hosts.there)

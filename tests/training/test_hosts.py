@@ -27,6 +27,7 @@ JOB = job_text(
     train={"steps": 12, "optimizer": "sgd(lr = 0.1, momentum = 0.9)"},
 )
 ALONE = ("devices.nodes=1", "devices.cpus=1")
+SHARED = ("--set", "devices.cpus=2", "--set", "devices.backend=shared_memory")
 ENDLESS = ("--set", "train.steps=100000")
 
 
@@ -116,8 +117,7 @@ def test_a_killed_rank_is_named_on_every_host(job: Path) -> None:
 def test_a_rank_that_shares_memory_is_named_on_every_host_when_it_is_killed(job: Path) -> None:
     """Nothing is left, of memory either."""
     out = job.parent / "run"
-    words = ("--set", "devices.cpus=2", "--set", "devices.backend=shared_memory", *ENDLESS)
-    with started(job.parent, both(job, *words, out=out)) as commands:
+    with started(job.parent, both(job, *SHARED, *ENDLESS, out=out)) as commands:
         reach(out, 3, commands)
         ranks = [rank for command in commands for rank in ranks_of(command)]
         of_each = [segments_of(rank) for rank in ranks]
@@ -212,9 +212,10 @@ def on_hosts(job: Path, *words: str, out: Path) -> list[list[str]]:
     return [[str(TOOL), "run", str(n), *run] for n in (1, 2, 3)]
 
 
-def test_a_host_that_is_cut_off_is_named_on_the_others(job: Path, hosts: list[str]) -> None:
+@pytest.mark.parametrize("more", [(), pytest.param(SHARED, id="shared memory", marks=pytest.mark.long)])
+def test_a_host_that_is_cut_off_is_named_on_the_others(job: Path, hosts: list[str], more: tuple[str, ...]) -> None:
     out = job.parent / "run"
-    words = ("--set", "devices.nodes=3", *ENDLESS)
+    words = ("--set", "devices.nodes=3", *more, *ENDLESS)
     with started(job.parent, on_hosts(job, *words, out=out)) as commands:
         reach(out, 3, commands)
         tool("cut", "2")
