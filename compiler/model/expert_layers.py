@@ -77,7 +77,7 @@ def mixture_of_experts(spec: s.MixtureOfExperts, x: Value, t: Tape) -> Value:
     if spec.capacity is not None:  # zeros in the places of dropped rows
         results = t.operation(results, gives=results.new(pairs, width))
     results = t.operation(results, gives=results.new(pairs, width))
-    y = sum_of_experts(styles, ranks, _weighted(weights, results, tokens, t), t.operation, on_cpu)
+    y = sum_of_experts(styles, ranks, _weighted(weights, results, tokens, x, t), t.operation, on_cpu)
     if not spec.shared:
         return y
     z = t.child("shared_experts", s.GatedMLP(hidden=spec.shared * spec.hidden, **spans), x)
@@ -230,16 +230,18 @@ def grouped_experts(layer_spec: GroupedExperts, x: Value, t: Tape) -> Value:
     both = t.operation(x, gives=both)
     if "gate_up_proj" in adapted:
         both = _with_adapter(experts, x, both, (len(adapted) - 1) * f"{BASE}.", t)
-    activated = both.new(rows, hidden)
+    gate = t.operation(both, gives=both.new(rows, hidden), view=True)
+    up = t.operation(both, gives=both.new(rows, hidden), view=True)
     if both.grad:
         t.keep(both)
+    activated = t.operation(gate, gives=both.new(rows, hidden), holds=(both,))
+    if both.grad:
         t.keep(activated)
-    activated = t.operation(both, gives=activated)
-    product = t.operation(activated, both, gives=both.new(rows, hidden))
+    product = t.operation(activated, up, gives=both.new(rows, hidden), holds=(both,))
     bound = 1 / sqrt(hidden)
     t.parameter(f"{inside}down_proj", (experts, width, hidden), "uniform", -bound, bound, experts=experts)
     results = t.product(product, rows * hidden * width, rows, width, weight=f"{inside}down_proj")
-    results = t.operation(product, gives=results)
+    results = t.operation(product, gives=results, holds=(both,))
     if "down_proj" in adapted:
         results = _with_adapter(experts, product, results, "", t)
     if adapted:  # the order of the module's parameters: the experts' own are first
@@ -273,8 +275,8 @@ def _with_adapter(experts: int, x: Value, y: Value, wrapper: str, t: Tape) -> Va
     return t.operation(y, change, gives=added(y, change), adds=True)
 
 
-def _weighted(weights: Value, results: Value, x: Value, t: Tape) -> Value:
-    """Returns the sum of each token's results, by its weights."""
+def _weighted(weights: Value, results: Value, tokens: Value, entered: Value, t: Tape) -> Value:
+    """Returns the sum of each token's results, by its weights; the mixture's variables hold what has `entered`."""
     factors = t.cast(weights)
     if factors.autocast is not weights.autocast:
         factors = t.operation(weights, gives=factors)
@@ -282,8 +284,8 @@ def _weighted(weights: Value, results: Value, x: Value, t: Tape) -> Value:
         t.keep(results)
     if results.grad:
         t.keep(factors)
-    y = x.new(*x.shape, low=True, grad=weights.grad or results.grad)
-    return t.operation(factors, results, gives=y)
+    y = tokens.new(*tokens.shape, low=True, grad=weights.grad or results.grad)
+    return t.operation(factors, results, gives=y, holds=(entered,))
 
 
 def _check(spec: s.MixtureOfExperts, x: Value, t: Tape) -> None:

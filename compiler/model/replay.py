@@ -21,15 +21,16 @@ from dslc.dsl.language.layers import Conv2d
 
 class Store:
     """A piece of memory: bytes per sample, whether it is already kept for the backward pass, and whether a block that
-    may be recomputed keeps it.
+    may be recomputed keeps it. Who keeps a view keeps what it is a view `of`.
     """
 
-    __slots__ = ("by_block", "bytes", "kept")
+    __slots__ = ("by_block", "bytes", "kept", "of")
 
     def __init__(self, size: int, is_saved: bool = False) -> None:
         self.bytes = size
         self.kept = is_saved
         self.by_block = False
+        self.of: Store | None = None
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -76,6 +77,7 @@ class MemoryRecorder:
         self._new: list[Store] = []  # kept since the last operation
 
     def keep(self, store: Store) -> None:
+        store = store.of or store
         if not store.kept:
             store.kept = True
             self.saved += store.bytes
@@ -159,6 +161,10 @@ def _forward(operations: Sequence[Operation], *, keeping: bool) -> tuple[int, tu
     last_use = {id(store): n for n, op in enumerate(operations) for store in (*op.takes, *op.holds)}
     entered = operations[0].takes[0]
     views = {id(op.gives) for op in operations if op.view}
+    for n, op in enumerate(operations):
+        for store in op.takes:
+            if store.of is not None:
+                last_use[id(store.of)] = max(n, last_use.get(id(store.of), 0))
     last_use[id(entered)] = len(operations)  # the caller holds its input
     live: dict[int, int] = {}
     saved: dict[int, int] = {}

@@ -254,6 +254,8 @@ class Tape:
                 (self.autocast, tuple(x.autocast for x in takes), gives.autocast),
             )
         ):
+            if view and result is not stores[0]:
+                result.of = stores[0].of or stores[0]
             saved.operations.append(
                 Operation(
                     takes=stores,

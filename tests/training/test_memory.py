@@ -139,6 +139,37 @@ def test_routers_keep_what_autograd_keeps(case: Case) -> None:
     assert abs(found.error) <= 0.0005, (found.error, found.predicted, found.at_peak, found.when)
 
 
+EVEN = Case(network="even experts")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case",
+    [
+        EVEN,
+        replace(EVEN, ranks=2, tensor=2, sequence="false"),
+        *(
+            pytest.param(case, marks=pytest.mark.long)
+            for case in (
+                replace(EVEN, precision="bf16"),
+                replace(EVEN, recompute="full"),
+                replace(EVEN, ranks=2, zero=3),
+                replace(EVEN, ranks=2, tensor=2, sequence="true"),
+                replace(EVEN, ranks=2, expert=2),
+                replace(EVEN, ranks=4, expert=2, tensor=2, sequence="true"),
+                replace(EVEN, adapter='lora(8, ["experts.gate_up_proj", "experts.down_proj"])'),
+                Case(network="llama", ranks=2, tensor=2, sequence="false"),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_experts_keep_what_autograd_keeps_where_all_have_rows(case: Case) -> None:
+    """Every token goes to all experts, so that each rank has its even share of rows."""
+    found = measure(case.text)
+    assert abs(found.error) <= 0.02, (found.error, found.predicted, found.at_peak, found.when)
+
+
 IDLE_AND_CUT = Case(network="idle experts", ranks=4, expert=2, tensor=2, sequence="true", skew="2")
 
 
@@ -160,7 +191,6 @@ IDLE_AND_CUT = Case(network="idle experts", ranks=4, expert=2, tensor=2, sequenc
                 Case(network="idle experts", ranks=2, expert=2, skew="2", precision="bf16"),
                 Case(network="idle experts", ranks=2, expert=2, skew="2", zero=3, recompute="full"),
                 Case(network="idle experts", ranks=4, expert=2, skew="2", context=2),
-                Case(network="even experts", ranks=2, expert=2),
             )
         ),
     ],
@@ -169,7 +199,9 @@ IDLE_AND_CUT = Case(network="idle experts", ranks=4, expert=2, tensor=2, sequenc
 def test_a_rank_that_gets_all_tokens_stays_within_the_stated_skew(case: Case) -> None:
     """Where the experts of one rank are idle the other works on twice its share."""
     found = measure(case.text)
-    assert 0 <= found.error <= 0.125, (found.error, found.predicted, found.at_peak, found.when)
+    # Beside a tensor axis gloo's threads may hold what was exchanged a moment longer.
+    least = -0.002 if case.tensor == 1 else -0.02
+    assert least <= found.error <= 0.01, (found.error, found.predicted, found.at_peak, found.when)
     if case.skew != "none":
         assert measure(replace(case, skew="none").text).error < -0.05, "an even routing does not bound it"
 
