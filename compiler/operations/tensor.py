@@ -71,6 +71,18 @@ _KEEP_NOTHING = (
 )  # itself
 
 
+# Modules of one parent that take the same input: no gradient goes from one to another.
+_SIDE_BY_SIDE = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("gate", "experts", "shared_experts"))
+
+
+def _stands_beside(parameter: str, module: str) -> bool:
+    """True if a parameter is of a module that takes the same input as `module`, or as the module that this is in."""
+    for one, other in zip(parameter.split("."), module.split("."), strict=False):
+        if one != other:
+            return any(one in names and other in names for names in _SIDE_BY_SIDE)
+    return False
+
+
 class _TensorCollective(NamedTuple):
     """One collective: its content, its dtype, and the bytes of a rank's input."""
 
@@ -173,7 +185,8 @@ class _TensorAxis:
             trains = [n for n, q in enumerate(layer.parameters) if q.first_name in self._names]
             for call in self._calls(layer):
                 own = [n for n, q in enumerate(layer.parameters) if q.name.startswith(f"{call.name}.")]
-                before = flows or any(n < min(own, default=0) for n in trains)
+                ahead = (layer.parameters[n].name for n in trains if n < min(own, default=0))
+                before = flows or any(not _stands_beside(name, call.name) for name in ahead)
                 after = before or any(n in own for n in trains)
                 again = layer.name in self._again and call.repeated and (flows or bool(trains))
                 for style in self._styles[call.name]:
