@@ -10,7 +10,8 @@ Model: a value between layers is whole on each rank, or a piece of the sequence,
   columns, `down_proj` a row.
 - Two dense layers with only activations between them are a column and a row.
 - Of a mixture of experts, each expert is cut by the width inside as a gated network is; the router is on every rank,
-  and sees every token.
+  and sees every token. So is the adapter of a stack: of `gate_up_proj` the second matrix is a column, of `down_proj`
+  the first is a row. The other two are whole, and their gradients are summed.
 - A table of tokens is cut by rows. So is the dense layer at the end, whose scores stay in shares for cross entropy that
   is plain or in chunks, and are put together for any other loss.
 - All else is on every rank.
@@ -30,7 +31,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.nodes import ModelGraph, ParameterNode
-from dslc.compiler.ir.parameter_names import BASE, FIRST, SECOND
+from dslc.compiler.ir.parameter_names import BASE, FIRST, SECOND, base_name
 from dslc.compiler.ir.steps import ModuleStep
 from dslc.compiler.ir.tensor_styles import CUT_OF_EXPERTS, EXPERT_STYLES, TensorStyle
 from dslc.compiler.placement.losses import wants_chunks
@@ -111,7 +112,7 @@ class TensorPlan:
     def cut_of(self, parameter: str) -> int | None:
         """Returns the dim along which a parameter is cut; None if every rank has it whole."""
         module, _, name = parameter.rpartition(".")
-        if module in self.experts:
+        if base_name(module) in self.experts:
             return CUT_OF_EXPERTS[name]
         return 0 if module in self.rows else 1 if module in self.columns and name == "weight" else None
 
@@ -344,7 +345,16 @@ def _mixture(name: str, step: ModuleStep, ranks: int, pieces: bool, plan: Tensor
     if hidden % (EXPERT_WIDTH * ranks):
         plan.uneven.append((f"{name}.experts", "experts", hidden))
     plan.styles.append((name, TensorStyle.EXPERTS_OF_PIECES if pieces else TensorStyle.EXPERTS))
-    plan.parts[f"{name}.experts"] = (hidden, hidden)
+    stacks = parts["experts"].arguments.get("stacks", ())
+    wrappers = [f"{name}.experts{number * f'.{BASE}'}" for number in reversed(range(len(stacks)))]  # inner ones first
+    plan.parts[f"{name}.experts{len(stacks) * f'.{BASE}'}"] = (hidden, hidden)
+    for stack, wrapper in zip(stacks, wrappers, strict=True):
+        cut, style, whole = (SECOND, TensorStyle.COLUMN, FIRST)
+        if stack == "down_proj":
+            cut, style, whole = (FIRST, TensorStyle.ROW, SECOND)
+        else:
+            plan.parts[f"{wrapper}.{cut}"] = (hidden, hidden)
+        plan.styles += [(f"{wrapper}.{cut}", style), (f"{wrapper}.{whole}", TensorStyle.SUMMED)]
     if "shared_experts" in parts:
         _gated(f"{name}.shared_experts", parts["shared_experts"], ranks, pieces, plan)
 

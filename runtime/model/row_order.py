@@ -5,8 +5,8 @@ the rows. Of stacked experts the second dim has these rows. DTensor knows contig
 permuted for DTensor: first the pieces of rank 0, of all parts, then the pieces of rank 1. Whatever moves numbers
 between a rank and a whole tensor converts: initial values, weights of files, checkpoints, exported weights.
 
-Contract: `begin` says which parameters of this process are permuted, by their names in the plain model. Names that it
-does not know are in the order of the whole tensor.
+Contract: `begin` says which parameters of this process are permuted. They are known by their names in the plain model,
+with and without adapters. Names that it does not know are in the order of the whole tensor.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from dslc.compiler.ir.parameter_names import base_name, is_of_adapter
 from dslc.compiler.ir.program import TensorParallelStep
 from dslc.compiler.ir.tensor_styles import CUT_OF_EXPERTS, EXPERT_STYLES
 
@@ -34,8 +35,13 @@ def begin(step: TensorParallelStep | None) -> None:
     experts = {f"{module}.experts" for module, style in step.styles if style in EXPERT_STYLES}
     for module, parts in step.parts:
         segments = tuple(_segments(parts, step.size))
-        names = {"gate_up_proj": CUT_OF_EXPERTS["gate_up_proj"]} if module in experts else {"weight": 0, "bias": 0}
-        _SEGMENTS.update({f"{module}.{name}": (dim, segments) for name, dim in names.items()})
+        is_stack = base_name(module) in experts
+        names = {"gate_up_proj": CUT_OF_EXPERTS["gate_up_proj"]} if is_stack else {"weight": 0, "bias": 0}
+        _SEGMENTS.update({_key(f"{module}.{name}"): (dim, segments) for name, dim in names.items()})
+
+
+def _key(name: str) -> str:
+    return name if is_of_adapter(name) else base_name(name)
 
 
 def _segments(parts: tuple[int, ...], ranks: int) -> Iterator[slice]:
@@ -48,20 +54,20 @@ def _segments(parts: tuple[int, ...], ranks: int) -> Iterator[slice]:
 
 
 def is_permuted(name: str) -> bool:
-    return name in _SEGMENTS
+    return _key(name) in _SEGMENTS
 
 
 def as_held(name: str, unsharded: Tensor) -> Tensor:
     """Returns a whole tensor with its rows in the order in which the ranks hold them."""
-    if name not in _SEGMENTS:
+    if not is_permuted(name):
         return unsharded
-    dim, segments = _SEGMENTS[name]
+    dim, segments = _SEGMENTS[_key(name)]
     return torch.cat([unsharded[_along(unsharded, dim, rows)] for rows in segments], dim)
 
 
 def as_named(name: str, sharded: Tensor) -> Tensor:
     """Returns a whole tensor with its rows in their own order, from the order in which the ranks hold them."""
-    if name not in _SEGMENTS:
+    if not is_permuted(name):
         return sharded
     unsharded = torch.empty_like(sharded)
     for own_run, run in runs_of_part(name, tuple(slice(0, size) for size in sharded.shape)):
@@ -72,10 +78,10 @@ def as_named(name: str, sharded: Tensor) -> Tensor:
 def runs_of_part(name: str, part: Part) -> Iterator[Run]:
     """Yields where runs of a rank's rows lie in the whole tensor; `part` is the rank's part as it is held."""
     own_part = tuple(slice(0, interval.stop - interval.start) for interval in part)
-    if name not in _SEGMENTS or not part:
+    if not is_permuted(name) or not part:
         yield own_part, part
         return
-    dim, segments = _SEGMENTS[name]
+    dim, segments = _SEGMENTS[_key(name)]
     before, held, after = part[:dim], part[dim], part[dim + 1 :]
     first = 0
     for rows in segments:

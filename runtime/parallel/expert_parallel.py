@@ -13,7 +13,8 @@ Over the tensor axis each rank has a part of every expert's width inside (Megatr
 tokens; so all route alike. It multiplies its part and weighs the partial results, which are then summed, once for each
 token. In the backward pass the gradients of the tokens and of the weights are partial, and are summed. Where the ranks
 have pieces of the sequence, these are gathered before, and the sum is scattered. With both axes the all-to-alls carry
-partial results.
+partial results. Adapters of stacks are cut alike: B of `gate_up_proj`, A of `down_proj`. The other two matrices are
+whole. Their gradients are partial in each pass, and are summed.
 
 Contract: all ranks of the group call `dispatch` equally often, in the same order, also a rank without rows. The result
 has the order of the rows. `apply` takes a model on the meta device, before `fully_shard`, and cuts the experts'
@@ -84,11 +85,13 @@ def apply(job: JobProgram, model: nn.Module) -> None:
             of_pieces = cut_inside[name] is TensorStyle.EXPERTS_OF_PIECES
             module.exchange = (PieceExchange if of_pieces else SumExchange)(mesh.get_group("tensor"))
         experts = innermost(module.experts)
+        matrices = _cut_adapters(experts, mesh["tensor",]) if name in cut_inside else []
         if name in shared and hasattr(experts, "adapters"):
             group = mesh.get_group(EXPERT)
             experts.first = group.rank() * (experts.down_proj.shape[0] // group.size())
         _cut(experts, mesh[tuple(axes)], axes)
-        experts.forward = functools.partial(_with_local_parameters, experts, experts.forward)
+        group = mesh.get_group("tensor") if matrices else None
+        experts.forward = functools.partial(_with_local_parameters, (experts, *matrices), group, experts.forward)
 
 
 def _share_library_experts(job: JobProgram, model: nn.Module) -> None:
@@ -105,7 +108,7 @@ def _share_library_experts(job: JobProgram, model: nn.Module) -> None:
         group = mesh.get_group(EXPERT)
         held = count // group.size()
         results = functools.partial(sorted_results, experts, first=group.rank() * held)
-        work = functools.partial(_with_local_parameters, experts, results)
+        work = functools.partial(_with_local_parameters, (experts,), None, results)
         record = RowRecord(name)
         send = functools.partial(dispatch, work, group=group, record=record)
         experts.forward = functools.partial(_library_forward, count, send)
@@ -121,27 +124,59 @@ def _library_forward(experts: int, send: Experts, tokens: Tensor, chosen: Tensor
 
 def _cut(experts: nn.Module, mesh: DeviceMesh, axes: Sequence[str]) -> None:
     """Replaces the parameters, which have no numbers yet, by DTensors with a part on this rank."""
-    from torch.distributed.tensor import DTensor, Shard
-
     for name, parameter in list(experts.named_parameters(recurse=False)):
         dims = [0 if axis == EXPERT else CUT_OF_EXPERTS[name] for axis in axes]
-        held = parameter.detach()
-        for axis, dim in zip(axes, dims, strict=True):
-            held = held.chunk(mesh[axis].size(), dim)[0]
-        held = held.clone(memory_format=torch.contiguous_format)  # one expert alone would keep the strides of its width
-        cut = DTensor.from_local(held, mesh, [Shard(dim) for dim in dims], run_check=False)
-        experts.register_parameter(name, nn.Parameter(cut, requires_grad=parameter.requires_grad))
+        experts.register_parameter(name, _cut_parameter(parameter, mesh, dims))
 
 
-def _with_local_parameters(experts: nn.Module, forward: Experts, rows: Tensor, counts: Tensor) -> Tensor:
-    """Runs the experts' forward pass with the parts of their parameters that this rank holds, as plain tensors."""
-    own = own_parameters(experts)
-    parameters: dict[str, Any] = dict(own)
-    own.update({name: parameter.to_local() for name, parameter in parameters.items()})
+def _cut_parameter(parameter: Tensor, mesh: DeviceMesh, dims: Sequence[int]) -> nn.Parameter:
+    """Returns a parameter without numbers, cut along a dim by each axis of the mesh."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    held = parameter.detach()
+    for axis, dim in enumerate(dims):
+        held = held.chunk(mesh.size(axis), dim)[0]
+    held = held.clone(memory_format=torch.contiguous_format)  # one expert alone would keep the strides of its width
+    cut = DTensor.from_local(held, mesh, [Shard(dim) for dim in dims], run_check=False)
+    return nn.Parameter(cut, requires_grad=parameter.requires_grad)
+
+
+def _cut_adapters(experts: nn.Module, mesh: DeviceMesh) -> list[nn.Module]:
+    """Cuts the adapters of stacks as the stacks are cut inside, and returns the modules of all their matrices."""
+    matrices: list[nn.Module] = []
+    adapters: Any = getattr(experts, "adapters", None)
+    for stack, adapter in adapters.of_stack.items() if adapters is not None else ():
+        (down,), (up,) = adapter.lora_A.values(), adapter.lora_B.values()
+        cut, dim = (up, 0) if stack == "gate_up_proj" else (down, 1)
+        cut.weight = _cut_parameter(cut.weight, mesh, [dim])
+        matrices += [down, up]
+    return matrices
+
+
+def _with_local_parameters(
+    modules: Sequence[nn.Module], group: dist.ProcessGroup | None, forward: Experts, rows: Tensor, counts: Tensor
+) -> Tensor:
+    """Runs the experts' forward pass with the parts of their parameters that this rank holds, as plain tensors.
+
+    The modules are the experts, and the matrices of adapters that a tensor axis with this group cuts.
+    """
+    owners = [own_parameters(module) for module in modules]
+    parameters: list[dict[str, Any]] = [dict(own) for own in owners]
+    for own in owners:
+        own.update({name: _local(parameter, group) for name, parameter in own.items() if parameter is not None})
     try:
         return forward(rows, counts)
     finally:
-        own.update(parameters)
+        for own, before in zip(owners, parameters, strict=True):
+            own.update(before)
+
+
+def _local(parameter: Any, group: dist.ProcessGroup | None) -> Any:
+    """Returns a rank's part of a parameter; of one that is whole on each rank, the gradient is summed."""
+    if hasattr(parameter, "to_local"):
+        return parameter.to_local()
+    assert group is not None, "a whole matrix of an adapter"
+    return _sum_gradient(parameter, group)
 
 
 def placement(axes: Mesh, replicas: int) -> Callable[[Tensor], object]:

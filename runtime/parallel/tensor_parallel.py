@@ -15,7 +15,8 @@ or, between a column and a row, a share of the features. Each style by the input
     sequence                        a piece: a piece, with the same parameters on every rank (norms)
     split                           the whole; it gets a piece
     gather                          a piece; it passes the whole on
-    experts, experts_of_pieces      the whole, or a piece: the same; each expert is cut (expert_parallel.py)
+    experts, experts_of_pieces      the whole, or a piece: the same; each expert is cut, and so are adapters of stacks
+                                    (expert_parallel.py)
 
 A column in parts holds its rows in an order of its own (model/row_order.py). So a rank's share of them, and of the
 features, has a piece of every part.
@@ -73,10 +74,13 @@ def apply(job: JobProgram, model: nn.Module) -> None:
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     float8 = job.precision.float8
     float8_layers = frozenset(float8.layers or () if float8 is not None else ())
+    of_experts = tuple(f"{name}.experts." for name, style in job.tensor.styles if style in EXPERT_STYLES)
     for name, style in job.tensor.styles:
+        if style in EXPERT_STYLES or name.startswith(of_experts):
+            continue  # expert_parallel.py
         if style is TensorStyle.SUMMED:
             _sum_gradients(model.get_submodule(name), axis)
-        elif style not in EXPERT_STYLES:  # expert_parallel.py
+        else:
             if name == job.loss.head:
                 style = _GIVES_WHOLE.get(style, style)
             parallelize_module(model.get_submodule(name), axis, _style(style), src_data_rank=None)

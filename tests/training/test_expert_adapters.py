@@ -42,6 +42,8 @@ OWN_DENSE = OWN.replace('"experts.gate_up_proj", "experts.down_proj"', '"o_proj"
 ALONE = JOB.replace('["q_proj", "experts.gate_up_proj", "experts.down_proj"]', '"experts.gate_up_proj"')
 TWO, FOUR = ("devices.cpus=2",), ("devices.cpus=4",)
 AXIS = ("parallelism.expert=2",)
+TENSOR = ("parallelism.tensor=2",)
+PIECES = (*TENSOR, "parallelism.sequence=true")
 PLANS = {
     "expert, zero 3": (*TWO, *AXIS, "parallelism.zero=3"),
     "expert": (*TWO, *AXIS),
@@ -56,9 +58,16 @@ PLANS = {
 
 OWN_PLANS = {
     **PLANS,
-    "tensor, in pieces": (*TWO, "parallelism.tensor=2", "parallelism.sequence=true"),
-    "tensor, in pieces, zero 3": (*FOUR, "parallelism.tensor=2", "parallelism.sequence=true", "parallelism.zero=3"),
-    "tensor": (*TWO, "parallelism.tensor=2"),
+    "dense, in pieces, zero 3": (*FOUR, *PIECES, "parallelism.zero=3"),
+    "dense, whole": (*TWO, *TENSOR),
+    "tensor": (*TWO, *PIECES),
+    "tensor, whole, micro-batches": (*TWO, *TENSOR, "parallelism.microbatches=2"),
+    "tensor, zero 1": (*FOUR, *PIECES, "parallelism.zero=1"),
+    "tensor, zero 2": (*FOUR, *PIECES, "parallelism.zero=2", "parallelism.microbatches=2", "memory.recompute=full"),
+    "tensor, zero 3": (*FOUR, *PIECES, "parallelism.zero=3"),
+    "tensor, pipeline": (*FOUR, *PIECES, "parallelism.pipeline=2", "parallelism.microbatches=2"),
+    "expert, tensor": (*FOUR, *AXIS, *PIECES),
+    "expert, tensor, zero 3": (*FOUR, *AXIS, *TENSOR, "parallelism.zero=3"),
     "bf16": (*TWO, *AXIS, "train.precision=bf16"),
 }
 
@@ -175,7 +184,7 @@ def own_ranks(folder: Path, launcher: Launcher) -> dict[str, Trained]:
 def test_every_plan_of_own_layers_trains_as_one_rank_does(
     launcher: Launcher, folder: Path, own_ranks: dict[str, Trained], name: str
 ) -> None:
-    text = OWN_DENSE if "tensor" in name else OWN
+    text = OWN_DENSE if "dense" in name else OWN
     trained = train_job(launcher, job(folder, text), *OWN_PLANS[name])
     if name == "bf16":
         np.testing.assert_allclose(trained.losses(), own_ranks[text].losses(), rtol=0, atol=3e-2)
@@ -202,10 +211,37 @@ def test_own_layers_are_exported_as_those_of_the_library(
 
 
 @pytest.mark.slow
-def test_exchanges_and_memory_of_own_layers_are_planned(launcher: Launcher, folder: Path, tmp_path: Path) -> None:
+def test_a_training_over_a_tensor_axis_resumes_on_other_ranks_and_is_exported(
+    launcher: Launcher, folder: Path, own_ranks: dict[str, Trained], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, one = job(folder, OWN), own_ranks[OWN]
+    cut = train_job(launcher, path, *OWN_PLANS["expert, tensor"])
+    half = f'checkpoint.resume="{cut.folder}/checkpoints/step-00000002"'
+    np.testing.assert_allclose(train_job(launcher, path, half).losses(), one.losses()[2:], rtol=0, atol=1e-5)
+    half = f'checkpoint.resume="{one.folder}/checkpoints/step-00000002"'
+    resumed = train_job(launcher, path, half, *OWN_PLANS["tensor"])
+    np.testing.assert_allclose(resumed.losses(), one.losses()[2:], rtol=0, atol=1e-5)
+    for output in ("merged.safetensors", "adapter"):
+        files = []
+        for name, trained in (("one", one), ("cut", cut)):
+            newest = trained.folder / "checkpoints" / "step-00000004"
+            command = ["export", str(path), "--checkpoint", str(newest), "-o", str(tmp_path / f"{name}_{output}")]
+            assert main([*command, *(["--adapter"] if output == "adapter" else [])]) == 0, capsys.readouterr().err
+            files.append(tmp_path / f"{name}_{output}" / ("adapter_model.safetensors" if output == "adapter" else ""))
+        wanted, exported = map(load_file, files)
+        assert exported.keys() == wanted.keys()
+        for name, tensor in wanted.items():
+            np.testing.assert_allclose(exported[name], tensor, rtol=0, atol=ADAM, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["expert, zero 3", "expert, tensor"])
+def test_exchanges_and_memory_of_own_layers_are_planned(
+    launcher: Launcher, folder: Path, tmp_path: Path, plan: str
+) -> None:
     """Each token goes to all experts, so that the routing is even."""
     even = job(folder, OWN.replace("top_k = 2", "top_k = 4"))
-    exchanges_as_planned(launcher, tmp_path, even, *PLANS["expert, zero 3"], "train.steps=6")
+    exchanges_as_planned(launcher, tmp_path, even, *OWN_PLANS[plan], "train.steps=6")
     sources = {'"saved"': f'"{folder}/saved"', '"sentences:': f'"{folder}/sentences:'}
     text = OWN
     for old, new in sources.items():

@@ -75,18 +75,13 @@ def _check_layers(job: JobSpec, adapter: Lora, root: ModuleStep, layout: Layout 
             adapter.value_span("dropout"),
             help="leave `dropout` out, or the stacks of experts",
         )
-    elif layout is not None and layout.sizes["tensor"] > 1 and (adapted_stacks or adapter.dropout):
-        what = f"beside stacks of experts, such as `{adapted_stacks[0]}`," if adapted_stacks else "with `dropout`"
+    elif layout is not None and layout.sizes["tensor"] > 1 and adapter.dropout:
         yield Diagnostic(
             "E0623",
-            f"an adapter {what} does not work over a tensor axis in dslc's own layers",
+            "an adapter with `dropout` does not work over a tensor axis in dslc's own layers",
             job.parallelism.value_span("tensor"),
-            notes=(Note("the adapter", adapter.value_span("targets" if adapted_stacks else "dropout")),),
-            help=remedy(
-                set_field("parallelism.tensor", 1),
-                ", and an expert axis or `zero`; or " if adapted_stacks else "; or ",
-                "dense layers alone" if adapted_stacks else remove_argument(adapter.span, "dropout"),
-            ),
+            notes=(Note("the adapter", adapter.value_span("dropout")),),
+            help=remedy(set_field("parallelism.tensor", 1), "; or ", remove_argument(adapter.span, "dropout")),
         )
 
 
