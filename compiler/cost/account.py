@@ -17,8 +17,8 @@ layer's working memory (`working`), the gradients made so far, and whatever is g
     buffers         batch statistics and the like
     communication   parameters that `fully_shard` gathers, the input of a reduce-scatter; a stage's receive buffers;
                     what an exchange of gradients or weights keeps, and what it works in
-    framework       the CUDA context, NCCL's buffers, and cuBLAS's workspaces; on a CPU the segments of
-                    `devices.backend = shared_memory` that the rank makes
+    framework       the CUDA context, NCCL's buffers, cuBLAS's workspaces, and symmetric memory; on a CPU the segments
+                    of `devices.backend = shared_memory` that the rank makes
 
 Contract: arithmetic over the model graph, with a rank's own shapes along the tensor axis
 (compiler/model/tensor_tape.py); linear in the layers of the rank. Torch 2.13's kernels on CPUs take these bytes;
@@ -44,6 +44,7 @@ from itertools import pairwise
 from dslc.compiler.cost.layer_bytes import (
     buffer_bytes,
     loss_bytes,
+    symmetric_bytes,
 )
 from dslc.compiler.cost.loss_bytes import LossBytes, whole_loss_bytes
 from dslc.compiler.cost.optimizer_bytes import OptimizerBytes, Updated
@@ -123,9 +124,10 @@ class MemoryAccount:
         self._sharding, self._trained, self._used = staging.sharding, staging.trained, staging.with_gradients
         self._samples_of_a_step, self._steps = staging.workload.share, staging.workload.steps
         self._rank = RankStages(staging, pipeline, sizes)
-        self._segments = shared_segment_bytes(staging, pipeline)
+        self._shared = shared_segment_bytes(staging, pipeline)
         self._layers, self._bytes, self._stages = self._rank.layers, self._rank.bytes, self._rank.stages
         self._samples, self._moved = self._rank.samples, self._rank.moved
+        self._shared += symmetric_bytes(staging, self._layers, self._samples)
         self._others = self._first = 0  # bytes of other micro-batches and stages; the first layer of the stage
         self._optimizer = OptimizerBytes(self._job, staging.optimizer, staging.model)
         self._updated: list[tuple[ParameterNode, int]] = []  # parameters, and the numbers that the rank updates
@@ -163,7 +165,7 @@ class MemoryAccount:
             activations=self._step_bytes(),
             buffers=sum(buffer_bytes(layer) for layer in self._layers),
             communication=self._rank.received + self._kept_of_exchange(),
-            framework=framework_bytes(layout.device, layout.world_size) + workspace + self._segments,
+            framework=framework_bytes(layout.device, layout.world_size) + workspace + self._shared,
             rank=rank,
             workspace=workspace,
         )

@@ -15,8 +15,10 @@ from typing import NamedTuple
 
 from dslc.compiler.ir.memory import Halves, LayerMemory, Working, WorkingSet, repeated_bytes
 from dslc.compiler.ir.nodes import LayerNode, ModelGraph
+from dslc.compiler.ir.tensor_styles import TensorStyle
 from dslc.compiler.ir.tensors import DTYPE_BYTES
 from dslc.compiler.placement.sharding import autocasts, compiles_loss, low_copy, low_precision, recomputed
+from dslc.compiler.placement.staging import Staging
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.preferences import PreferenceLoss
@@ -260,3 +262,25 @@ def loss_kept_bytes(job: JobSpec, model: ModelGraph) -> int:
         return 0
     keeps = low_precision(job) or isinstance(job.model.loss, c.CrossEntropy | c.PythonLoss | PreferenceLoss)
     return 4 * prod(model.shared_output or model.output.shape) if keeps else 0
+
+
+def symmetric_bytes(staging: Staging, layers: Sequence[LayerNode], samples: float) -> int:
+    """Returns the bytes of symmetric memory of a rank with these layers (`parallelism.async_tensor`).
+
+    Torch (2.13, torch/distributed/_symmetric_memory) allocates one workspace for the group, outside of its allocator,
+    which grows to the largest need. A gather before a product needs this rank's piece
+    (`_pipelined_multi_all_gather_and_consume`). A product before a scatter needs two pieces of its result
+    (`_pipelined_produce_and_all2all`); the backward pass has one where the forward pass has the other.
+    """
+    job, cuts = staging.job, staging.cuts
+    if not job.parallelism.async_tensor:
+        return 0
+    most = 0
+    for part in (part for layer in layers if layer.recomputable for part in layer.parts):  # of compiled blocks
+        styles = cuts.by_module.get(part.name, ())
+        if TensorStyle.COLUMN_OF_PIECES in styles:
+            most = max(most, prod(part.takes))
+        if TensorStyle.ROW_TO_PIECES in styles:
+            most = max(most, prod(part.gives))
+    element = 2 if low_precision(job) or low_copy(job) else 4
+    return 2 * element * int(samples * most) // staging.layout.sizes["tensor"]

@@ -218,6 +218,7 @@ def _tensor(staging: Staging) -> p.TensorParallelStep | None:
         styles=styles,
         loss_parallel=plan.loss_parallel,
         parts=tuple(plan.parts.items()),
+        asynchronous=staging.job.parallelism.async_tensor,
     )
 
 

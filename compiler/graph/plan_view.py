@@ -272,6 +272,9 @@ def _compiled(plan: PlanGraph, training: p.Training) -> str:
         return ""
     network = "the network" if training.compiled == ("",) else plural(len(training.compiled), "block")
     loss = "the loss" if plan.one(p.LossStep).compiled else ""
+    tensor = plan.find(p.TensorParallelStep)
+    if tensor is not None and tensor.asynchronous:
+        network += ", in which the tensor axis exchanges pieces beside products (times have them wait)"
     if _has_uncompiled_experts(plan):
         return ", and ".join(filter(None, (f"{network} without mixtures of experts", loss)))
     return " and ".join(filter(None, (network, loss)))

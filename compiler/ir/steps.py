@@ -271,13 +271,16 @@ class TensorParallelStep(Record):
 
     `styles` are (module, style), in the order in which they are applied. `sequence`: some layers work on a piece of the
     sequence on each rank, which then draws noise of its own. `loss_parallel`: logits stay cut over the vocabulary.
-    `parts`: the rows of each part of a column."""
+    `parts`: the rows of each part of a column. `asynchronous`: compiled modules exchange pieces while they multiply
+    others.
+    """
 
     size: int
     sequence: bool
     styles: tuple[tuple[str, TensorStyle], ...]
     loss_parallel: bool
     parts: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    asynchronous: bool = False
 
 
 @record

@@ -17,6 +17,7 @@ from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.shares import deal
 from dslc.compiler.placement.tensor_plan import TensorPlan
 from dslc.compiler.placement.workload import Workload, in_steps, loss_divisor, steps_of
+from dslc.compiler.rules.parallelism.async_tensor import check_async_tensor
 from dslc.compiler.rules.parallelism.axes import check_context, check_tensor
 from dslc.compiler.rules.parallelism.exchange import check_warmup
 from dslc.compiler.rules.parallelism.experts import check_experts
@@ -156,6 +157,7 @@ def check_axes(
         yield from check_tensor(job, layout, source, model, cuts)
     if sizes["context"] > 1:
         yield from check_context(job, layout, source, model)
+    yield from check_async_tensor(job, layout, cuts)
 
 
 # ------------------------------------------------------------------------------------------------------ invariants

@@ -10,13 +10,14 @@ Limits: what follows a number read out of a tensor is not looked at. A device th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from traceback import walk_tb
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from dslc.compiler.ir.network_facts import CodePlace
 from dslc.compiler.trace.batch import SMALL, Example, batch_of
@@ -26,7 +27,6 @@ from dslc.compiler.trace.private_torch import (
     Arguments,
     FakeTensorDeviceMismatchError,
     FakeTensorMode,
-    NamedDevices,
     OperationMode,
     Operator,
     Options,
@@ -38,6 +38,32 @@ from dslc.compiler.trace.structures import call, map_tensors
 if TYPE_CHECKING:
     from dslc.compiler.ir.tensors import TensorFact
     from dslc.dsl.language.job import JobSpec
+
+
+class NamedDevices(TorchFunctionMode):
+    """Gives code that names a GPU the device `instead`; with `cpu`, code that names the CPU as well."""
+
+    def __init__(self, instead: torch.device, *, cpu: bool = False) -> None:
+        super().__init__()
+        self._instead, self._named = instead, ("cuda", "cpu") if cpu else ("cuda",)
+
+    def __torch_function__(
+        self, func: Callable[..., object], types: Sequence[type], args: Arguments = (), kwargs: Options | None = None
+    ) -> object:
+        arguments = dict(kwargs or {})
+        if func is Tensor.cuda:
+            return args[0].to(self._instead)
+        if arguments.get("device") is not None:
+            arguments["device"] = self._device(arguments["device"])
+        if func is Tensor.to:
+            args = tuple(
+                self._device(argument) if isinstance(argument, str | torch.device) else argument for argument in args
+            )
+        return func(*args, **arguments)
+
+    def _device(self, name: str | int | torch.device) -> torch.device:
+        device = torch.device("cuda", name) if isinstance(name, int) else torch.device(name)
+        return self._instead if device.type in self._named else device
 
 
 def named_gpus(job: JobSpec) -> AbstractContextManager[object]:

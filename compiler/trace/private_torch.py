@@ -7,6 +7,7 @@ runtime use no others. What `import torch` does not load is imported inside func
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType, SimpleNamespace
@@ -27,7 +28,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode as _TorchFakeTensorMode
 from torch.autograd.graph import _engine_run_backward as run_engine
 from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm
 from torch.nn.modules.dropout import _DropoutNd as AnyDropout
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import (
     MappingKey,
@@ -348,32 +348,6 @@ class OperationMode(TorchDispatchMode):
         return torch.device("meta") if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
 
 
-class NamedDevices(TorchFunctionMode):
-    """Gives code that names a GPU the device `instead`; with `cpu`, code that names the CPU as well."""
-
-    def __init__(self, instead: torch.device, *, cpu: bool = False) -> None:
-        super().__init__()
-        self._instead, self._named = instead, ("cuda", "cpu") if cpu else ("cuda",)
-
-    def __torch_function__(
-        self, func: Callable[..., object], types: Sequence[type], args: Arguments = (), kwargs: Options | None = None
-    ) -> object:
-        arguments = dict(kwargs or {})
-        if func is Tensor.cuda:
-            return args[0].to(self._instead)
-        if arguments.get("device") is not None:
-            arguments["device"] = self._device(arguments["device"])
-        if func is Tensor.to:
-            args = tuple(
-                self._device(argument) if isinstance(argument, str | torch.device) else argument for argument in args
-            )
-        return func(*args, **arguments)
-
-    def _device(self, name: str | int | torch.device) -> torch.device:
-        device = torch.device("cuda", name) if isinstance(name, int) else torch.device(name)
-        return self._instead if device.type in self._named else device
-
-
 def next_node_number() -> int:
     """Returns the number that the next node of autograd's graph gets in this thread."""
     return torch.autograd._get_sequence_nr()
@@ -578,6 +552,18 @@ def compile_graph(
     with config.patch(enable_autograd_cache=False):
         table, patches = {**select_decomp_table(), **decompositions}, {"joint_custom_pre_pass": change}
         return cast("Callable[..., object]", compile_fx(graph, inputs, config_patches=patches, decompositions=table))
+
+
+def exchange_in_pieces(group: ProcessGroup) -> None:
+    """Makes the compiler exchange the pieces of a product by symmetric memory of the group, while it multiplies others.
+    Torch (2.13) marks the second function as one that need not be called; its compiler asks whether it was.
+    """
+    from torch._inductor import config
+    from torch.distributed import _symmetric_memory
+
+    config._micro_pipeline_tp = True
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):
+        _symmetric_memory.enable_symm_mem_for_group(group.group_name)
 
 
 def trace_backward(

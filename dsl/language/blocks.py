@@ -295,6 +295,12 @@ class ParallelismSpec(Block):
         default=None,
         shown="`true` on GPUs, `false` on CPUs",
     )
+    async_tensor: bool = arg(
+        Bool(),
+        "asynchronous tensor parallelism, with `train.compile` on GPUs: pieces of the sequence are exchanged while "
+        "others are multiplied",
+        default=False,
+    )
     tensor_plan: tuple[str, ...] | None = arg(
         _PATTERNS,
         'the styles of modules, by pattern, in a `python(…)` or `transformers(…)` network: `"blocks.*.up: column"`; '

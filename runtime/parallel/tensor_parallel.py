@@ -25,6 +25,9 @@ Contract: `apply` takes a model on the meta device, before anything that replace
 which then cuts each rank's share in turn. Names stay. A tied weight stays one tensor, so both its modules must cut it
 alike. Parameters without a style are the same on every rank, and so are their gradients.
 
+Asynchronous: torch's compiler finds exchanges of pieces beside products in the graph of a compiled module. Each rank
+then reads the pieces of its peers from symmetric memory of GPUs, and multiplies one while the next is copied.
+
 Limits: one axis. Ranks that have the whole draw the same dropout; ranks with pieces draw their own (`noise_rank`).
 """
 
@@ -40,7 +43,7 @@ from torch import Tensor, nn
 from dslc.compiler.ir.program import JobProgram, TensorParallelStep
 from dslc.compiler.ir.tensor_styles import EXPERT_STYLES, TensorStyle
 from dslc.compiler.placement.axes import AXES
-from dslc.compiler.trace.private_torch import is_on_its_way, own_parameters
+from dslc.compiler.trace.private_torch import exchange_in_pieces, is_on_its_way, own_parameters
 from dslc.compiler.trace.structures import Structure
 from dslc.runtime.model import row_order
 from dslc.runtime.model.module_builder import tie
@@ -71,6 +74,8 @@ def apply(job: JobProgram, model: nn.Module) -> None:
     from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 
     axis = mesh_of(job).axis("tensor")
+    if job.tensor.asynchronous:
+        exchange_in_pieces(axis.get_group())
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     float8 = job.precision.float8
     float8_layers = frozenset(float8.layers or () if float8 is not None else ())

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dslc.compiler.ir.tensors import TensorFact
-from dslc.compiler.trace.devices import cpu_tensor_of_loss, cpu_tensor_of_network
-from dslc.compiler.trace.private_torch import NamedDevices
+from dslc.compiler.trace.devices import NamedDevices, cpu_tensor_of_loss, cpu_tensor_of_network
 
 WORDS = TensorFact(shape=(6,), dtype="int64")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
