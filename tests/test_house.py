@@ -335,16 +335,26 @@ def test_no_name_is_only_a_participle_an_adverb_or_a_pronoun() -> None:
     assert not vague, f"name what it is or does: {vague}"
 
 
-def test_few_docstrings_point_at_things() -> None:
-    """They name a thing again instead."""
-    places = [
-        f"{module}: {phrase}"
+def docstrings() -> list[tuple[str, str]]:
+    """Returns the module and the text of each docstring of the product."""
+    return [
+        (module, ast.get_docstring(node) or "")
         for module in rooms.modules()
         for node in nodes(module)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        for phrase in POINTING.findall(ast.get_docstring(node) or "")
     ]
+
+
+def test_few_docstrings_point_at_things() -> None:
+    """They name a thing again instead."""
+    places = [f"{module}: {phrase}" for module, text in docstrings() for phrase in POINTING.findall(text)]
     assert len(places) <= MAX_POINTING, places
+
+
+def test_no_docstring_begins_as_a_question() -> None:
+    """It begins with what the thing is or does."""
+    questions = [f"{module}: {text[:60]}" for module, text in docstrings() if text.startswith(("What ", "Whether "))]
+    assert not questions, questions
 
 
 def test_few_values_have_any_type() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import networkx as nx
@@ -145,6 +146,7 @@ def modules() -> dict[str, str]:
     return found
 
 
+@cache
 def links() -> nx.DiGraph[str]:
     """Returns the imports between modules, by their paths; an import for types alone counts too."""
     paths = {name: path for path, name in modules().items()}
