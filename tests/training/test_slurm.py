@@ -112,6 +112,11 @@ def srun(job: Path, *chosen: str, tasks: int = 2, nodes: int = 2) -> list[str]:
     [
         pytest.param(2, 2, ("devices.cpus=2", "parallelism.zero=3"), id="a task a node"),
         pytest.param(2, 4, ("devices.cpus=2", "parallelism.zero=1"), id="a task a rank", marks=pytest.mark.long),
+        pytest.param(
+            *(2, 4, ("devices.cpus=2", "devices.backend=shared_memory", "parallelism.zero=3")),
+            id="shared memory",
+            marks=pytest.mark.long,
+        ),
         pytest.param(2, 2, (), id="both", marks=pytest.mark.long),
         pytest.param(3, 3, ("devices.nodes=3",), id="three nodes", marks=pytest.mark.long),
     ],
