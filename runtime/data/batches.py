@@ -149,7 +149,7 @@ def _to(pair: Pair, device: torch.device, pin: bool = False) -> Pair:
 # ---------------------------------------------------------------------------------------------------- by a thread
 
 
-class _Failure(NamedTuple):
+class _ThreadFailure(NamedTuple):
     """The exception that ends the thread."""
 
     error: BaseException
@@ -157,10 +157,10 @@ class _Failure(NamedTuple):
 
 def _prefetch(made: Iterator[Item], device: torch.device) -> Iterator[Item]:
     """Yields the same items, made by a thread up to `AHEAD` of them before they are asked for."""
-    ready: queue.Queue[tuple[Item] | _Failure | None] = queue.Queue(AHEAD)  # None: the end
+    ready: queue.Queue[tuple[Item] | _ThreadFailure | None] = queue.Queue(AHEAD)  # None: the end
     stopped = threading.Event()
 
-    def put(entry: tuple[Item] | _Failure | None) -> bool:
+    def put(entry: tuple[Item] | _ThreadFailure | None) -> bool:
         while not stopped.is_set():
             try:
                 ready.put(entry, timeout=0.1)
@@ -178,7 +178,7 @@ def _prefetch(made: Iterator[Item], device: torch.device) -> Iterator[Item]:
                     return
             put(None)
         except BaseException as error:
-            put(_Failure(error))
+            put(_ThreadFailure(error))
 
     threading.Thread(target=work, name="dslc-batches", daemon=True).start()
     try:
@@ -186,7 +186,7 @@ def _prefetch(made: Iterator[Item], device: torch.device) -> Iterator[Item]:
             entry = ready.get()
             if entry is None:
                 return
-            if isinstance(entry, _Failure):
+            if isinstance(entry, _ThreadFailure):
                 raise entry.error
             yield entry[0]
     finally:
