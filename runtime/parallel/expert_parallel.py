@@ -90,8 +90,8 @@ def apply(job: JobProgram, model: nn.Module) -> None:
             group = mesh.get_group(EXPERT)
             experts.first = group.rank() * (experts.down_proj.shape[0] // group.size())
         _cut(experts, mesh[tuple(axes)], axes)
-        group = mesh.get_group("tensor") if matrices else None
-        experts.forward = functools.partial(_with_local_parameters, (experts, *matrices), group, experts.forward)
+        tensor_group = mesh.get_group("tensor") if matrices else None
+        experts.forward = functools.partial(_with_local_parameters, (experts, *matrices), tensor_group, experts.forward)
 
 
 def _share_library_experts(job: JobProgram, model: nn.Module) -> None:
