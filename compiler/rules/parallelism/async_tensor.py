@@ -11,6 +11,7 @@ from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Block
 from dslc.dsl.remedy import Help, remedy, remove_field, set_field
 from dslc.dsl.source import Span
+from dslc.dsl.words import plural
 
 
 def check_async_tensor(job: JobSpec, layout: Layout, cuts: TensorPlan | None) -> Iterator[Diagnostic]:
@@ -36,6 +37,10 @@ def _excluded(job: JobSpec, layout: Layout, cuts: TensorPlan | None) -> Iterator
     if layout.device == "cpu":
         reason = "torch exchanges pieces through memory that GPUs share, and these ranks are on CPUs"
         yield reason, _span(job.devices, "cpus"), remedy("`gpus` in place of `cpus`")
+    if layout.crosses_nodes("tensor"):
+        reason = "its ranks are on several nodes, and torch exchanges pieces through memory that GPUs of one node share"
+        most = plural(layout.processes, "GPU")
+        yield reason, _span(parallelism, "tensor"), remedy(f"a tensor axis within the {most} of a node")
     if not job.train.compile:
         reason = "torch's compiler pairs exchanges with products, and nothing is compiled"
         yield reason, _span(job.train, "compile"), remedy(set_field("train.compile", "true"))
