@@ -189,7 +189,7 @@ class HierarchicalGroup(PythonGroup):
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Options = None
     ) -> Work:
-        parts = [list(flat_values(input).view(self._ranks, -1)) for input in inputs]
+        parts = [list(flat_values(input).view(self.size(), -1)) for input in inputs]
         return self._reduce_scatter(outputs, inputs, parts, opts)
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Options = None) -> Work:  # type: ignore[override]
@@ -224,7 +224,7 @@ class HierarchicalGroup(PythonGroup):
 
     def _divide(self, values: Tensor, operation: ReduceOp.RedOpType) -> None:
         if operation == ReduceOp.AVG:
-            values.div_(self._ranks)
+            values.div_(self.size())
 
     # ------------------------------------------------------------------------------------------------ gathering
 
@@ -232,7 +232,7 @@ class HierarchicalGroup(PythonGroup):
         return self.all_gather_single_coalesced([output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Options = None) -> Work:
-        return self._gather([list(flat_values(output).view(self._ranks, -1)) for output in outputs], inputs, outputs)
+        return self._gather([list(flat_values(output).view(self.size(), -1)) for output in outputs], inputs, outputs)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options = None) -> Work:  # type: ignore[override]
         return self._gather([[flat_values(part) for part in parts] for parts in outputs], inputs, outputs)
@@ -305,13 +305,13 @@ class HierarchicalGroup(PythonGroup):
         self.barrier().wait()
 
     def _pass_on(self, kind: str, observed: list[Tensor], begin: Callable[[], Work]) -> Work:
-        with self._observed(kind, observed):
+        with self.observed(kind, observed):
             return begin()
 
     # ------------------------------------------------------------------------------------------------ the thread
 
     def _queue(self, kind: str, observed: list[Tensor], run: Callable[[], None], result: list[Any]) -> Work:
-        with self._observed(kind, observed):
+        with self.observed(kind, observed):
             work = _QueuedWork(run, result)
             self._works.put(work)
         return work

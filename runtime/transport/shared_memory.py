@@ -140,7 +140,7 @@ class PythonGroup(dist.ProcessGroup):
 
     abort = shutdown
 
-    def _observed(self, kind: str, tensors: list[Tensor]) -> ExitStack:
+    def observed(self, kind: str, tensors: list[Tensor]) -> ExitStack:
         """Returns the observers of a collective, entered."""
         stack = ExitStack()
         for observer in OBSERVERS:
@@ -452,7 +452,7 @@ class SharedMemoryGroup(PythonGroup):
         return any(steps)
 
     def _collective(self, kind: str, tensors: list[Tensor]) -> AbstractContextManager[object]:
-        stack = self._observed(kind, tensors)
+        stack = self.observed(kind, tensors)
         stack.enter_context(self._lock)
         return stack
 

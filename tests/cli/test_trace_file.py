@@ -220,7 +220,14 @@ def test_trace_is_no_value_that_takes_the_job(capsys: pytest.CaptureFixture[str]
         ),
         pytest.param(
             "gpt_cpu",
-            ("parallelism.tensor=2", "parallelism.data=1", "parallelism.zero=0", "memory.recompute=none", *GPT),
+            (
+                "parallelism.tensor=2",
+                "parallelism.sequence=true",
+                "parallelism.data=1",
+                "parallelism.zero=0",
+                "memory.recompute=none",
+                *GPT,
+            ),
             ["0F0", "0B0", "update 0"],
             {
                 "exchange 0.0: all_reduce of activations",

@@ -70,6 +70,7 @@ PLANS: dict[str, tuple[str, ...]] = {
         "devices.cpus=4",
         "parallelism.pipeline=1",
         "parallelism.tensor=2",
+        "parallelism.sequence=true",
         "parallelism.zero=3",
         "train.precision=fp16",
         "memory.recompute=full",
