@@ -263,7 +263,6 @@ class _Sums:
             str, tuple[int, ...]
         ] = {}  # by weights: the ranks whose next sum has a scale, and their stride
         self._told: list[str] = []  # what has been told to the holders of shared weights
-        self._sent = 0
 
     def reason(self) -> str:
         line = self._view.lines[self._process]
@@ -274,6 +273,7 @@ class _Sums:
                 reason, due = self._missing(name, self._of_stage.get(due, {})), -1
             match action:
                 case Backward() | WeightBackward():
+                    reason = reason or self._check_not_shared(name, action.stage)
                     self._make(name, self._of_stage.get(action.stage, {}))
                 case Update():
                     return self._update(name) or self._check_update_exchange(name, line[n + 1 :])
@@ -305,6 +305,13 @@ class _Sums:
         line = self._view.lines[self._process]
         update = next(n for n, (_, action) in enumerate(line) if isinstance(action, Update))
         return self._check_update_exchange(line[update][0], line[update + 1 :])
+
+    def _check_not_shared(self, name: str, stage: int) -> str:
+        """Checks that the gradients of a stage's shared weights have not gone to the other holders."""
+        for shared_name, weight in self._view.plan.of_kind(SharedWeight):
+            if stage in weight.stages and f"send {shared_name}" in self._told:
+                return f"{name} makes a gradient of {shared_name} after its gradients have gone to the other holders"
+        return ""
 
     def _make(self, name: str, groups: dict[str, Weights]) -> None:
         for group, weights_of_group in groups.items():

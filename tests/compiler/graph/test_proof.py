@@ -428,6 +428,15 @@ def test_gradients_of_a_shared_weight_that_a_stage_does_not_get(cut: Compiled) -
     assert found.startswith("summed: ")
 
 
+def test_gradients_of_a_shared_weight_that_are_sent_too_early() -> None:
+    """No sum along another axis would tell: each rank alone has its stage."""
+    axes = ("devices.cpus=2", "parallelism.data=1", "parallelism.pipeline=2", "model.network.tie=true")
+    tied = compiled(JOBS / "pipeline.plt", *axes)
+    name = "gradients of shared weights"
+    found = refused(tied, lambda plan: move(plan, carrying(plan, name, "send")[0], before="0B3"))
+    assert found.startswith("summed: ") and "after its gradients have gone to the other holders" in found
+
+
 @pytest.mark.parametrize("what", ["count of what is kept", "norm of the gradient"])
 def test_a_number_of_all_ranks_that_is_not_a_sum_over_them(freed: Compiled, what: str) -> None:
     late = what.startswith("count")
