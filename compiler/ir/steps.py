@@ -58,13 +58,15 @@ WIDEST_RANGE = 1 << 53  # of integers that are drawn by sample
 @record
 class DrawDims(Record):
     """The dims along which the tensors that `module` draws in a pass, in order, go by samples; or `SHARED`. Such a dim
-    has `rows` for each sample. It is `outers` x samples x the rest; of empty `outers` all are 1.
+    has `rows` for each sample. It is `outers` x samples x the rest; of empty `outers` all are 1. Of the draws
+    `by_position`, by number, the rest of a sample's numbers goes by positions; None if nothing tells.
     """
 
     module: str
     dims: tuple[int, ...]
     rows: tuple[int, ...] = ()
     outers: tuple[int, ...] = ()
+    by_position: tuple[int, ...] | None = None
 
 
 @record

@@ -55,9 +55,14 @@ def uncontrolled_loss_draw(job: JobSpec, layout: Layout, facts: NetworkFacts) ->
     place = facts.torch_draws or CodePlace(module=LOSS, kind="")
     if job.train.dropout_generator == "torch" and facts.torch_draws is not None:
         return place, "`train.dropout_generator` is `torch`"
-    if layout.sizes["context"] > 1 and facts.torch_draws is not None:
-        return place, "a rank of the context axis has a piece of each sample, and makes the loss of that"
-    return known_uncontrolled(facts)
+    known = known_uncontrolled(facts)
+    is_cut = layout.sizes["context"] > 1 and facts.torch_draws is not None
+    if known is None and is_cut and all(draw.by_position is None for draw in facts.draw_dims):
+        return (
+            place,
+            "a rank of the context axis has a piece of each sample, and no trial tells its part of the numbers",
+        )
+    return known
 
 
 def _step_of(facts: NetworkFacts) -> DrawStep:

@@ -71,15 +71,20 @@ def _layouts(draws: Sequence[DrawDims]) -> Iterator[tuple[DrawDims, ...]]:
 
 @contextmanager
 def drawing_by_sample(
-    model: nn.Module, facts: NetworkFacts, first: int, samples: int, outside: str = OUTSIDE
+    model: nn.Module,
+    facts: NetworkFacts,
+    first: int,
+    samples: int,
+    outside: str = OUTSIDE,
+    piece: tuple[int, int] = (0, 1),
 ) -> Iterator[None]:
     """Lets a copy of a network draw as in a pass over some samples of a batch; and code outside of its modules, by the
-    layer `outside`.
+    layer `outside`, as with the piece of this number of so many.
     """
     step = DrawStep(kinds=facts.draws, shared=facts.shared_draws, dims=facts.draw_dims)
     sample_draws.apply(step, model, *_ONE_RANK, torch.device("cpu"))
     ACTIVE.samples = SamplePass(seed=0, step=0, first=first, samples=samples)
-    ACTIVE.layer = sample_draws.outside_layer(step, outside)
+    ACTIVE.layer = sample_draws.outside_layer(step, outside, piece)
     try:
         yield
     finally:

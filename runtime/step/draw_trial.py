@@ -2,7 +2,8 @@
 
 Model: it runs on few samples and on more, on copies of one network, and updates nothing. How its draws grow tells which
 of their dims goes by samples (compiler/trace/draws.py). Then the losses of a batch, drawn by sample, are compared with
-the sums over its halves: they are equal if the samples are found in the right places (draw_layout.py).
+the sums over its halves: they are equal if the samples are found in the right places (draw_layout.py). A loss is also
+tried on halves of the positions, as ranks of the context axis have them.
 
 Limits: the draws of the first step count. Losses that compare samples are not tried in halves: if a draw has one row
 for each sample, the rows are taken to be in the order of the samples; of several rows nothing tells the order.
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from dslc.compiler.ir.network_facts import NetworkFacts
 from dslc.compiler.ir.program import LossStep, PythonFunction
-from dslc.compiler.ir.steps import LOSS, OUTSIDE
+from dslc.compiler.ir.steps import LOSS, OUTSIDE, DrawDims
 from dslc.compiler.trace.code_place import HostDraws
 from dslc.compiler.trace.draws import Draw, classify, draw_at, is_draw, running_modules
 from dslc.compiler.trace.private_torch import Arguments, OperationMode, Operator, Options
@@ -108,10 +109,29 @@ class _DrawTrial:
                 return facts
             if not self._adds_up:
                 return replace(facts, loss_mixes=self._repeats())
-            return find_layout(facts, self._draws_by_sample) if facts.draws else facts
+            found = find_layout(facts, self._draws_by_sample) if facts.draws else facts
+            return found if self.outside != LOSS or found.uncontrolled_because else self._with_positions(found)
 
-    def _recorded(self, samples: int) -> list[Draw]:
-        """Returns the draws of a run."""
+    def _with_positions(self, facts: NetworkFacts) -> NetworkFacts:
+        """Returns the facts of a loss with its draws that go by positions, if its losses add up over pieces of them."""
+        lengths = {tensor.shape[1] if tensor.dim() > 1 else 1 for tensor in tensors(self.distinct)}
+        if len(lengths) != 1 or min(lengths) % 2:
+            return facts
+        dims = next(iter(facts.draw_dims), DrawDims(module=LOSS, dims=()))
+        halves = [_half_of_positions(self.distinct, number) for number in range(2)]
+        try:
+            whole, half = (self._recorded(_MORE, batch) for batch in (self.distinct, halves[0]))
+        except Exception:  # any kind: the user's code may refuse a part of a sample
+            return facts
+        by_position = tuple(
+            n for n, (one, other) in enumerate(zip(whole, half, strict=False)) if one.shape != other.shape
+        )
+        found = replace(facts, draw_dims=(replace(dims, by_position=by_position),))
+        runs = [_Run(self.distinct), *(_Run(batch, piece=(number, 2)) for number, batch in enumerate(halves))]
+        return found if len(whole) == len(half) and self._add_up(found, runs) else facts
+
+    def _recorded(self, samples: int, batch: Structure | None = None) -> list[Draw]:
+        """Returns the draws of a run, over a batch of these samples."""
         draws: list[Draw] = []
         model = copy.deepcopy(self.model)
 
@@ -125,7 +145,7 @@ class _DrawTrial:
         with ExitStack() as stack:
             running = stack.enter_context(running_modules(model))
             stack.enter_context(OperationMode(run_operation))
-            self._run(model, self.batches[samples], samples)
+            self._run(model, self.batches[samples] if batch is None else batch, samples)
         return draws
 
     def _run(self, model: nn.Module, batch: Structure, samples: int) -> Tensor:
@@ -153,11 +173,16 @@ class _DrawTrial:
 
     def _draws_by_sample(self, facts: NetworkFacts) -> bool:
         """True if the losses of a batch, drawn by sample, are the sums over its halves, or their means."""
+        halves = [_Run(_rows_of(self.distinct, rows), samples=2, first=rows[0]) for rows in ((0, 1), (2, 3))]
+        return self._add_up(facts, [_Run(self.distinct), *halves])
+
+    def _add_up(self, facts: NetworkFacts, runs: Sequence[_Run]) -> bool:
+        """True if the losses of the first run are those of the two others together, or their means."""
         losses = []
-        for first, rows in ((0, (0, 1, 2, 3)), (0, (0, 1)), (2, (2, 3))):
+        for run in runs:
             model = self._fresh()
-            with drawing_by_sample(model, facts, first, len(rows), self.outside):
-                losses.append(self._run(model, _rows_of(self.distinct, rows), len(rows)))
+            with drawing_by_sample(model, facts, run.first, run.samples, self.outside, run.piece):
+                losses.append(self._run(model, run.batch, run.samples))
         whole, one, other = losses
         both = one + other
         return whole.shape == both.shape and all(
@@ -165,8 +190,22 @@ class _DrawTrial:
         )
 
 
+@dataclass(frozen=True)
+class _Run:
+    """A batch of some samples, from sample `first` on: of each sample all, or a `piece`, its number and how many."""
+
+    batch: Structure | None
+    samples: int = _MORE
+    first: int = 0
+    piece: tuple[int, int] = (0, 1)
+
+
 def _rows_of(batch: Structure, rows: Sequence[int]) -> Structure:
     return map_tensors(lambda tensor: tensor[list(rows)], batch)
+
+
+def _half_of_positions(batch: Structure, number: int) -> Structure:
+    return map_tensors(lambda tensor: tensor.chunk(2, 1)[number], batch)
 
 
 def _repeated(batch: Structure, samples: int) -> Structure | None:

@@ -160,7 +160,7 @@ def _fill_samples(
             fill(whole, key, sample * len(whole))
             row[:] = piece.take(whole, size)
         return
-    if layer.pieces == 1:
+    if layer.pieces == 1 or (layer.by_position is not None and number not in layer.by_position):
         fill(rows.reshape(-1), key, first * size)
         return
     for sample, row in enumerate(rows, first):

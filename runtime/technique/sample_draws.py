@@ -35,8 +35,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx.traceback import annotate
 
-from dslc.compiler.ir.program import CutDraw, DrawStep, JobProgram, LossStep, RankPlace
-from dslc.compiler.ir.steps import OUTSIDE
+from dslc.compiler.ir.program import CutDraw, DrawStep, JobProgram, RankPlace
+from dslc.compiler.ir.steps import OUTSIDE, DrawDims
 from dslc.compiler.trace.private_torch import AnyDropout
 from dslc.compiler.trace.structures import class_name
 from dslc.runtime.data.batches import StepBatch
@@ -100,23 +100,26 @@ def apply(
         mark_by_sample(module)
 
 
-def outside_layer(step: DrawStep, name: str = OUTSIDE) -> DrawingLayer | None:
-    """Returns the layer `name` of what a user's function draws outside of modules; None if it draws nothing there."""
+def outside_layer(step: DrawStep, name: str = OUTSIDE, piece: tuple[int, int] = (0, 1)) -> DrawingLayer | None:
+    """Returns the layer `name` of what a user's function draws outside of modules; None if it draws nothing there. It
+    is given the piece of this number of so many.
+    """
     if name not in (*step.kinds, *step.shared):
         return None
-    dims = [draw for draw in step.dims if draw.module == name]
+    dims = next((draw for draw in step.dims if draw.module == name), DrawDims(module=name, dims=()))
+    return replace(_layer_of(dims, piece), shared=name in step.shared, by_shape=step.untried)
+
+
+def _layer_of(dims: DrawDims, piece: tuple[int, int]) -> DrawingLayer:
+    number, pieces = piece
     return DrawingLayer(
-        name=name,
-        shared=name in step.shared,
-        dims=dims[0].dims if dims else (),
-        outers=dims[0].outers if dims else (),
-        by_shape=step.untried,
+        name=dims.module,
+        number=number,
+        pieces=pieces,
+        by_position=dims.by_position,
+        dims=dims.dims,
+        outers=dims.outers,
     )
-
-
-def _loss_layer(step: LossStep) -> DrawingLayer | None:
-    draws = step.draws
-    return None if draws is None else DrawingLayer(name=draws.module, dims=draws.dims, outers=draws.outers)
 
 
 def _pieces_of(
@@ -191,7 +194,8 @@ class SampleDraws:
         self._notify: Callable[[str], object] | None = notify
         self._passes: list[SamplePass] = []
         self._layer = outside_layer(job.draws) if job.draws is not None else None
-        self._loss_layer = _loss_layer(job.loss)
+        piece = place.coordinates["context"], job.axes["context"]
+        self._loss_layer = _layer_of(job.loss.draws, piece) if job.loss.draws is not None else None
         if self._loss_layer is not None:
             replace_kernels(job.device)
             replay_checkpoints()

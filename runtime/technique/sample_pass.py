@@ -74,14 +74,16 @@ class DrawPiece:
 
 @dataclass(frozen=True, kw_only=True)
 class DrawingLayer:
-    """A module that draws. A rank has piece `number` of `pieces` of the second dim, the sequence; or of some of its
-    draws, by their number in the pass, what `cuts` says. `dims` and `outers` are as in `DrawDims`; `shared`: of all its
-    draws. `by_shape`: no trial has seen the draws, and their shapes tell the dims.
+    """A module that draws. A rank has piece `number` of `pieces` of the second dim, the sequence, in the draws
+    `by_position`, or in all for None; or of some of its draws, by their number in the pass, what `cuts` says. `dims`
+    and `outers` are as in `DrawDims`; `shared`: of all its draws. `by_shape`: no trial has seen the draws, and their
+    shapes tell the dims.
     """
 
     name: str
     number: int = 0
     pieces: int = 1
+    by_position: tuple[int, ...] | None = None
     shared: bool = False
     dims: tuple[int, ...] = ()
     outers: tuple[int, ...] = ()

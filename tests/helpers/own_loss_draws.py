@@ -26,6 +26,19 @@ def against_others(scores: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(noise @ noise.T / 0.2, torch.arange(len(noise)), reduction="none")
 
 
+def noisy_tokens(scores: Tensor, target: Tensor) -> Tensor:
+    """Has noise of each token, of each sample and for all, and dropout of rows that are tokens."""
+    dropped = F.dropout(scores.flatten(0, 1), 0.2).view_as(scores)
+    noise = torch.randn_like(scores) * torch.rand(len(scores))[:, None, None] * torch.rand(())
+    return F.cross_entropy((dropped + noise).transpose(1, 2), target, reduction="none")
+
+
+def turned_tokens(scores: Tensor, target: Tensor) -> Tensor:
+    """Gives the first token what is drawn last."""
+    noise = torch.randn(scores.shape)  # turned_tokens
+    return F.cross_entropy((scores + noise.flip(1)).transpose(1, 2), target, reduction="none")
+
+
 def mixup(scores: Tensor, target: Tensor) -> Tensor:
     order = torch.randperm(len(target))  # mixup
     return F.cross_entropy(scores, target[order], reduction="none")

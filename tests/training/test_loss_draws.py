@@ -17,6 +17,10 @@ devices {{ cpus = 1 }}
 train {{ steps = 4, optimizer = sgd(lr = 0.05) }}
 log   {{ every = 1 step }}
 """
+TOKENS = (
+    "model.network=gpt(layers = 1, width = 16, heads = 2, context = 8, vocab = 256)",
+    "data.source=stdlib()",
+)
 TWO = "devices.cpus=2"
 PARTS = "parallelism.microbatches=2"
 
@@ -70,6 +74,18 @@ def test_a_loss_that_draws_and_compares_samples_is_warned_of_both(tmp_path: Path
     codes = codes_of(job_of(tmp_path, "against_others"), "train.dropout_generator=torch")
     assert {"W0608", "W0625"} <= {*codes}
     assert "`train.dropout_generator` is `torch`" in codes["W0608"]
+
+
+@pytest.mark.slow
+def test_a_rank_of_the_context_axis_draws_the_numbers_of_its_positions(launcher: Launcher, tmp_path: Path) -> None:
+    job = job_of(tmp_path, "noisy_tokens")
+    one = train_job(launcher, job, *TOKENS)
+    context = (*TOKENS, "parallelism.context=2")
+    assert "W0608" not in codes_of(job, *context)
+    agree(one, train_job(launcher, job, *context, TWO))
+    agree(one, train_job(launcher, job, *context, "devices.cpus=4", "parallelism.data=2", PARTS))
+    warning = codes_of(job_of(tmp_path, "turned_tokens"), *context)["W0608"]
+    assert "no trial tells its part of the numbers" in warning
 
 
 @pytest.mark.slow
