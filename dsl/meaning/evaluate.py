@@ -99,7 +99,9 @@ class Evaluator:
             return self.fail("E0120", f"there is no `{word}`", name.span, help=write_instead(name.span, literal))
         words = words_in(kind)
         nearest = suggest.for_word(word, [*words, *self.params])
-        wants = f"`{path}` takes {listed(words) if words else describe(kind)}"
+        description = describe(kind)
+        has_all_words = all(f"`{each}`" in description for each in words)
+        wants = f"`{path}` takes {description if has_all_words else listed(words)}"
         if not nearest and accepts(kind, registry.Str, registry.Path, registry.AnyValue):
             return self.fail("E0120", f"`{word}` is neither a param nor text in quotes", name.span,
                              help=remedy(write_instead(name.span, f'"{word}"'), " if it is text"))  # fmt: skip

@@ -23,7 +23,7 @@ def check_async_tensor(job: JobSpec, layout: Layout, cuts: TensorPlan | None) ->
             "E0447",
             f"`parallelism.async_tensor` would do nothing: {reason}",
             job.parallelism.value_span("async_tensor"),
-            notes=() if place is None else (Note("it is said here", place),),
+            notes=() if place is None else (Note("set here", place),),
             help=remedy(help, ", or ", remove_field("parallelism.async_tensor", "leave it out")),
         )
         return
