@@ -194,9 +194,10 @@ class SampleDraws:
         self._notify: Callable[[str], object] | None = notify
         self._passes: list[SamplePass] = []
         self._layer = outside_layer(job.draws) if job.draws is not None else None
-        piece = place.coordinates["context"], job.axes["context"]
-        self._loss_layer = _layer_of(job.loss.draws, piece) if job.loss.draws is not None else None
-        if self._loss_layer is not None:
+        self._loss_layer: DrawingLayer | None = None
+        if job.loss.draws is not None:
+            piece = place.coordinates["context"], job.axes["context"]
+            self._loss_layer = _layer_of(job.loss.draws, piece)
             replace_kernels(job.device)
             replay_checkpoints()
 
