@@ -127,7 +127,7 @@ class _DrawTrial:
             n for n, (one, other) in enumerate(zip(whole, half, strict=False)) if one.shape != other.shape
         )
         found = replace(facts, draw_dims=(replace(dims, by_position=by_position),))
-        runs = [_Run(self.distinct), *(_Run(batch, piece=(number, 2)) for number, batch in enumerate(halves))]
+        runs = [_TrialRun(self.distinct), *(_TrialRun(batch, piece=(number, 2)) for number, batch in enumerate(halves))]
         return found if len(whole) == len(half) and self._add_up(found, runs) else facts
 
     def _recorded(self, samples: int, batch: Structure | None = None) -> list[Draw]:
@@ -173,10 +173,10 @@ class _DrawTrial:
 
     def _draws_by_sample(self, facts: NetworkFacts) -> bool:
         """True if the losses of a batch, drawn by sample, are the sums over its halves, or their means."""
-        halves = [_Run(_rows_of(self.distinct, rows), samples=2, first=rows[0]) for rows in ((0, 1), (2, 3))]
-        return self._add_up(facts, [_Run(self.distinct), *halves])
+        halves = [_TrialRun(_rows_of(self.distinct, rows), samples=2, first=rows[0]) for rows in ((0, 1), (2, 3))]
+        return self._add_up(facts, [_TrialRun(self.distinct), *halves])
 
-    def _add_up(self, facts: NetworkFacts, runs: Sequence[_Run]) -> bool:
+    def _add_up(self, facts: NetworkFacts, runs: Sequence[_TrialRun]) -> bool:
         """True if the losses of the first run are those of the two others together, or their means."""
         losses = []
         for run in runs:
@@ -191,7 +191,7 @@ class _DrawTrial:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _TrialRun:
     """A batch of some samples, from sample `first` on: of each sample all, or a `piece`, its number and how many."""
 
     batch: Structure | None

@@ -162,7 +162,7 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
     if job.gradients.search and not job.gradients.unused:
         varying = Varying(parts.plain, device, mesh_of(job).group("data") if job.world_size > 1 else None)
 
-    run_backward = SharedBackward(ranks, scaler).run
+    run_backward = MeanBackward(ranks, scaler).run
 
     def backward(loss: Tensor, number: int | Tensor) -> Tensor:
         if loss.requires_grad or always:
@@ -352,7 +352,7 @@ def share_of_mean(summed: Tensor, ranks: int, number: int | Tensor) -> Tensor:
     return summed * ranks / number.clamp(min=1) if isinstance(number, Tensor) else summed * (ranks / number)
 
 
-class SharedBackward:
+class MeanBackward:
     """Backward passes of sums of losses, each as its share of a mean, times `ranks`."""
 
     def __init__(self, ranks: int, scaler: torch.amp.GradScaler) -> None:

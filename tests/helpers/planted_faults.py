@@ -73,7 +73,7 @@ def _lost_micro_batch(made: Net) -> None:
 
     calls = iter(range(1_000_000))
     _wrap(
-        stepper.SharedBackward,
+        stepper.MeanBackward,
         "run",
         lambda function, backward, summed, number: function(backward, summed * (next(calls) % 2), number),
     )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dslc.runtime.step.stepper import SharedBackward, share_of_mean
+from dslc.runtime.step.stepper import MeanBackward, share_of_mean
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_gradients_are_those_of_the_share_to_the_bit(dtype: torch.dtype) -> None:
     """Over steps of different sizes, and over sums that a factor must not be kept for."""
-    work = SharedBackward(3, torch.amp.GradScaler("cpu", enabled=False))
+    work = MeanBackward(3, torch.amp.GradScaler("cpu", enabled=False))
     sums = [
         *((dtype, number) for number in (7, 7, 11, 7)),
         (torch.float64, 7),
@@ -33,5 +33,5 @@ def test_gradients_are_those_of_the_share_to_the_bit(dtype: torch.dtype) -> None
 
 def test_a_scaled_loss_is_scaled_before_its_backward_pass() -> None:
     weight = torch.ones(2, requires_grad=True)
-    SharedBackward(1, torch.amp.GradScaler("cpu", init_scale=8.0)).run(weight.sum(), 4)
+    MeanBackward(1, torch.amp.GradScaler("cpu", init_scale=8.0)).run(weight.sum(), 4)
     assert weight.grad is not None and weight.grad.tolist() == [2.0, 2.0]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
-from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from helpers.gang import gang
+from helpers.group_work import sum_after_an_end, sum_without_the_last, train_by_engine
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from dslc.compiler.facts.hardware import SLOT_BYTES
@@ -85,30 +84,12 @@ def test_every_collective_equals_gloos_on_hosts_of_other_sizes(ranks: int, of_no
     _same_as_gloos(ranks, of_node, kind)
 
 
-def _trained(rank: int, sharded: bool) -> Any:
-    torch.manual_seed(0)
-    model: Any = nn.Sequential(nn.Linear(8, 600), nn.ReLU(), nn.Linear(600, 3))
-    if sharded:
-        fully_shard(model)
-    else:
-        model = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=0.005)
-    optimizer = torch.optim.AdamW(model.parameters())
-    losses = []
-    for step in range(3):
-        torch.manual_seed(10 * step + rank)
-        loss = model(torch.randn(4, 8)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert isinstance(dist.group.WORLD, HierarchicalGroup) == (dist.get_backend() == NAME)
-    return losses
-
-
 @pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_torchs_own_engines_train_alike(sharded: bool) -> None:
     for mine, theirs in zip(
-        gang(4, _trained, sharded, backend=NAME, of_node=2), gang(4, _trained, sharded), strict=True
+        gang(4, train_by_engine, sharded, HierarchicalGroup, backend=NAME, of_node=2),
+        gang(4, train_by_engine, sharded, HierarchicalGroup),
+        strict=True,
     ):
         assert mine == pytest.approx(theirs, rel=1e-6)
 
@@ -125,39 +106,16 @@ def _of_gradients(rank: int) -> str:
     return ""
 
 
-def _left_alone(rank: int) -> str:
-    if rank == dist.get_world_size() - 1:
-        os._exit(1)
-    try:
-        dist.all_reduce(torch.ones(3))
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
-@pytest.mark.parametrize("work", [_of_gradients, pytest.param(_left_alone, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("work", [_of_gradients, pytest.param(sum_after_an_end, marks=pytest.mark.slow)])
 def test_a_rank_that_waits_for_an_ended_one_says_so(work: Any) -> None:
     """Here the first rank, on the other host, by the end of ranks that wait in turn."""
     with pytest.raises(AssertionError, match="Connection closed by peer"):
         gang(4, work, backend=NAME, of_node=2)
 
 
-def _late(rank: int) -> str:
-    group: Any = dist.new_group(timeout=timedelta(milliseconds=300))
-    if rank == 3:
-        dist.barrier()
-        return ""
-    try:
-        dist.all_reduce(torch.ones(3), group=group)
-    except RuntimeError as error:
-        dist.barrier()
-        return str(error)
-    return ""
-
-
 @pytest.mark.slow
 def test_a_rank_that_does_not_come_is_waited_for_until_the_timeout() -> None:
-    assert "Timed out waiting" in gang(4, _late, backend=NAME, of_node=2)[0]
+    assert "Timed out waiting" in gang(4, sum_without_the_last, backend=NAME, of_node=2)[0]
 
 
 def _unable(rank: int) -> tuple[bool, float]:

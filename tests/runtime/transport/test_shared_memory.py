@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import random
 from collections.abc import Iterator
-from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,10 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers.gang import gang
-from torch import nn
+from helpers.group_work import sum_after_an_end, sum_without_the_last, train_by_engine
 from torch.distributed import _functional_collectives as functional
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 from dslc.compiler.facts.hardware import DESCRIPTORS, SLOT_BYTES
 from dslc.runtime.transport.shared_memory import NAME, SharedMemoryGroup
@@ -117,61 +113,20 @@ def test_uneven_parts_and_messages_that_cross() -> None:
         assert messages == [[float(n)] for n in range(3 * DESCRIPTORS)]
 
 
-def _trained(rank: int, sharded: bool) -> Any:
-    torch.manual_seed(0)
-    model: Any = nn.Sequential(nn.Linear(8, 600), nn.ReLU(), nn.Linear(600, 3))
-    if sharded:
-        fully_shard(model)
-    else:
-        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    optimizer = torch.optim.AdamW(model.parameters())
-    losses = []
-    for step in range(3):
-        torch.manual_seed(10 * step + rank)
-        loss = model(torch.randn(4, 8)).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert isinstance(dist.group.WORLD, SharedMemoryGroup) == (dist.get_backend() == NAME)
-    return losses
-
-
 @pytest.mark.parametrize("sharded", [False, True])
 def test_torchs_own_engines_train_alike(sharded: bool) -> None:
-    assert gang(2, _trained, sharded, backend=NAME) == gang(2, _trained, sharded)
-
-
-def _left_alone(rank: int) -> str:
-    if rank == 1:
-        os._exit(1)
-    try:
-        dist.all_reduce(torch.ones(3))
-    except RuntimeError as error:
-        return str(error)
-    return ""
+    assert gang(2, train_by_engine, sharded, SharedMemoryGroup, backend=NAME) == gang(
+        2, train_by_engine, sharded, SharedMemoryGroup
+    )
 
 
 def test_a_rank_that_waits_for_an_ended_one_says_so() -> None:
     with pytest.raises(AssertionError, match="Connection closed by peer"):
-        gang(2, _left_alone, backend=NAME)
-
-
-def _late(rank: int) -> str:
-    group: Any = dist.new_group([0, 1], timeout=timedelta(milliseconds=300))
-    if rank == 1:
-        dist.barrier()
-        return ""
-    try:
-        dist.all_reduce(torch.ones(3), group=group)
-    except RuntimeError as error:
-        dist.barrier()
-        return str(error)
-    return ""
+        gang(2, sum_after_an_end, backend=NAME)
 
 
 def test_a_rank_that_does_not_come_is_waited_for_until_the_timeout() -> None:
-    assert "Timed out waiting 300ms" in gang(2, _late, backend=NAME)[0]
+    assert "Timed out waiting 300ms" in gang(2, sum_without_the_last, backend=NAME)[0]
 
 
 def _unable(rank: int) -> tuple[bool, float]:
