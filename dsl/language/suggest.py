@@ -88,6 +88,16 @@ def meant_instead(word: str | None, place: Span | None) -> str:
     return remedy("did you mean ", replace_text(place, word), "?") if word else ""
 
 
+def number_meant(value: float, unit: str, place: Span | None) -> str:
+    """Asks for what `10k` and `8xA100` mean: a number, and a device by its kind; "" for another unit."""
+    if unit == "k":
+        return remedy("a number has no unit: write ", replace_text(place, f"{round(value * 1000):_}"))
+    count, kind = f"{value:g}", unit.removeprefix("x").lower()
+    if kind and kind != unit.lower():
+        return f"a kind of device has a field of its own: `devices {{ gpus = {count}, kind = {kind} }}`"
+    return ""
+
+
 def write_instead(place: Span | None, value: object) -> Help:
     return remedy("write ", replace_text(place, value))
 

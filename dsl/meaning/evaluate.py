@@ -326,7 +326,9 @@ class Evaluator:
         return self.fail(
             "E0123", f"there is no unit `{expr.unit}`", expr.unit_span,
             label="units are case-sensitive" if same else "",
-            help=suggest.meant_instead(meant, expr.unit_span) or f"the units are {', '.join(units.UNITS)}",
+            help=suggest.meant_instead(meant, expr.unit_span)
+            or suggest.number_meant(expr.value, expr.unit, expr.span)
+            or f"the units are {', '.join(units.UNITS)}",
         )  # fmt: skip
 
     def amount_for(self, expr: tree.Expr, kind: registry.Kind, path: str) -> Amount | BadValue:

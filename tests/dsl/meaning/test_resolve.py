@@ -157,6 +157,8 @@ def test_a_value_becomes_what_its_kind_says(path: str, text: str, value: Any) ->
         ("data.batch", '"a" + 1', "E0127", "not text"),
         ("data.batch", "2 * widht", "E0120", "no param `widht`"),
         ("data.batch", "64x", "E0123", "no unit `x`"),
+        ("train.steps", "10k", "E0123", "write `10_000`"),
+        ("devices.gpus", "8xA100", "E0123", "`devices { gpus = 8, kind = a100 }`"),
         ("data.validation", "1.0", "E0125", "below 1"),
         ("data.validation", "20", "E0125", "write `20%`"),
         ("data.validation", "2 steps", "E0122", "not steps"),
