@@ -47,7 +47,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
     made.close()
 
 
-@pytest.mark.cases(80)
+@pytest.mark.cases(50)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMED)
 def test_the_worst_of_each_kind(name: str, attacked: Attacked) -> None:

@@ -81,6 +81,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made.close()
 
 
+@pytest.mark.cases(24)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMED)
 def test_a_forged_run_directory(name: str, cluster: Cluster) -> None:

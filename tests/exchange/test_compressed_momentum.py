@@ -42,6 +42,7 @@ def follow(trained: Trained, ranks: int, adam: Adam) -> None:
         agree(trained, simulated, step, 1e-5)
 
 
+@pytest.mark.cases(5)
 @pytest.mark.core
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize(("ranks", "pieces"), ((1, 1), (2, 1), (3, 1), (4, 1), (4, 2)))
@@ -65,6 +66,7 @@ def test_micro_batches_and_groups(launcher: Launcher, tmp_path: Path, kind: str)
     follow(trained, 2, Adam(start, 2, kind, rate=rate, decay=decay))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("until", (ALONE, ALONE + 2))
 def test_a_resumed_training_goes_on_to_the_bit(launcher: Launcher, tmp_path: Path, kind: str, until: int) -> None:
@@ -120,6 +122,7 @@ def test_a_gradient_that_is_not_finite_is_named(launcher: Launcher, tmp_path: Pa
     assert "the loss of step 4 is finite, and its gradient is not" in said and "`2.bias`" in said, said
 
 
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("first", (1, 100))
 @pytest.mark.parametrize("optimizer", ("qadam(warmup = FIRST)", "onebit_adam(freeze = FIRST)"))
 @pytest.mark.parametrize("ranks", (2, 3))

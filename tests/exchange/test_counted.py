@@ -45,7 +45,7 @@ def hosts() -> Iterator[list[str]]:
         yield names
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "setting", [pytest.param(each, marks=pytest.mark.slow if n else ()) for n, each in enumerate(EXCHANGES)]
 )

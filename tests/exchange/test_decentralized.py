@@ -13,6 +13,7 @@ from helpers.launcher import Launcher
 STEPS = 6
 
 
+@pytest.mark.cases(4)
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("ranks", "peers", "interval"),

@@ -69,6 +69,7 @@ def test_on_another_number_of_ranks_errors_begin_anew(launcher: Launcher, tmp_pa
     assert "error.0.weight" in three.shown and "factor.0.weight" not in three.shown
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("exchange", ("fp16()", "bf16()"))
 @pytest.mark.parametrize("zero", (1, 2, 3))
 def test_shards_are_summed_in_16_bits(launcher: Launcher, tmp_path: Path, exchange: str, zero: int) -> None:

@@ -372,7 +372,7 @@ class Tied(nn.Module):
     def __init__(self, first: str = "embed", vocab: int = 11, width: int = 8) -> None:
         super().__init__()
         made = {"embed": nn.Embedding(vocab, width), "head": nn.Linear(width, vocab)}
-        for name in (first, *(made.keys() - {first})):
+        for name in sorted(made, key=lambda name: name != first):
             self.add_module(name, made[name])
         made["head"].weight = made["embed"].weight
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(4))

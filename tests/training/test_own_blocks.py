@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.job_texts import model_job
 from helpers.launcher import Launcher
-from helpers.trained import agree, beside_own_networks, ready, train_job
+from helpers.trained import agree, beside_own_networks, ready, train, train_job
 
 from dslc.jobs.prepare_run import write_run_directory
 
@@ -29,7 +29,7 @@ def test_the_job_that_a_run_leaves_finds_the_same_function(job: Path, tmp_path: 
     assert again.program.model.python == replace(first.program.model.python, line=again.program.model.python.line)
 
 
-def test_blocks_are_sharded_and_recomputed(job: Path, launcher: Launcher) -> None:
+def test_blocks_are_sharded_and_recomputed(job: Path, launcher: Launcher, tmp_path: Path) -> None:
     one = train_job(launcher, job)
     assert one.losses()[-1] < one.losses()[0]
     for settings, again in (
@@ -39,11 +39,12 @@ def test_blocks_are_sharded_and_recomputed(job: Path, launcher: Launcher) -> Non
             ("blocks.0", "blocks.2"),
         ),
     ):
-        program = ready(job, "devices.cpus=2", *settings).program
+        made = ready(job, "devices.cpus=2", *settings)
+        program = made.program
         assert program.gradients.units == ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
         assert program.recompute.modules == again
         assert program.model.ties == (("head.weight", "table.weight"),)
-        agree(one, train_job(launcher, job, "devices.cpus=2", *settings))
+        agree(one, train(launcher, tmp_path / settings[0], program, made.places))
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def _ids(plans: list[tuple[str, tuple[str, ...]]]) -> list[str]:
     return [f"{name}-{plan[3].partition('=')[2]}" for name, plan in plans]
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name, plan", PLANS, ids=_ids(PLANS))
 def test_it_trains_as_in_one_process(name: str, plan: tuple[str, ...], trained: Run) -> None:
     one = trained(name)

@@ -11,7 +11,7 @@ import torch
 from helpers.job_texts import job_text
 from helpers.launcher import Launcher
 from helpers.tiny_llama import write_llama
-from helpers.trained import agree, ready, train_job
+from helpers.trained import agree, ready, train, train_job
 
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load
@@ -93,8 +93,9 @@ def test_a_padded_batch_has_the_loss_of_its_sequences(
     launcher: Launcher, tmp_path: Path, network: str, plan: str
 ) -> None:
     job = write_job(tmp_path, network)
-    one = train_job(launcher, job)
-    assert one.losses()[0] == pytest.approx(alone(ready(job).program, network), abs=1e-5)
+    made = ready(job)
+    one = train(launcher, tmp_path / "one", made.program, made.places)
+    assert one.losses()[0] == pytest.approx(alone(made.program, network), abs=1e-5)
     agree(one, train_job(launcher, job, *PLANS[plan]))
 
 
@@ -112,9 +113,9 @@ def test_what_the_padding_is_made_of_does_not_matter(launcher: Launcher, tmp_pat
 
 def test_a_classifier_of_llama_finds_the_last_token(launcher: Launcher, tmp_path: Path) -> None:
     job = write_job(tmp_path, LLAMA, classes=True)
-    program = ready(job).program
-    one = train_job(launcher, job)
-    model, total = build_model(program.model, "cpu"), 0.0
+    made = ready(job)
+    one = train(launcher, tmp_path / "one", made.program, made.places)
+    model, total = build_model(made.program.model, "cpu"), 0.0
     for row, tokens in enumerate(sequences()[:8]):
         with torch.no_grad():
             scores = librarys(model)(model, input_ids=torch.from_numpy(tokens)[None]).logits

@@ -303,6 +303,7 @@ def test_a_hook_that_does_the_same_on_all_ranks_is_right(launcher: Launcher, job
 # ------------------------------------------------------------------------------------------- messages of other faults
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     ("how", "words"),

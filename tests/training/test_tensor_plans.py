@@ -153,7 +153,7 @@ def _name(value: Any) -> str:
     return value if isinstance(value, str) else ", ".join(each.partition(".")[2] for each in value)
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("name, settings", TRAINED, ids=_name)
 def test_a_cut_network_trains_as_in_one_process(jobs: Jobs, name: str, settings: tuple[str, ...]) -> None:
     same = [each for each in settings if each.startswith("model.")]

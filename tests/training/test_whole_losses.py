@@ -129,7 +129,7 @@ def test_classes_under_more_plans(launcher: Launcher, tmp_path: Path, plan: str)
     test_classes(launcher, tmp_path, plan)
 
 
-@pytest.mark.cases(3)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("network", ["Net, views = 2", "Net, views = 3", "Pair"])
 @pytest.mark.parametrize("plan", ["devices.cpus=2", "devices.cpus=2 parallelism.microbatches=2 parallelism.zero=3"])
 def test_views(launcher: Launcher, tmp_path: Path, network: str, plan: str) -> None:
@@ -139,7 +139,7 @@ def test_views(launcher: Launcher, tmp_path: Path, network: str, plan: str) -> N
     is_as(found, reference(by_formula, views=3 if "3" in network else 2))
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name, loss", [("spread", spread), ("each", lambda o, t: each(o, t).mean())])
 @pytest.mark.parametrize(
     "plan",
