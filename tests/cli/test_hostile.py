@@ -1,6 +1,6 @@
 """No text, file or setting makes the command slow, large or talkative, or ends it with a traceback.
 
-`make long` has 5,000 drawn from seeds; here are the worst of each kind by name, and some hundred of those drawn.
+`make long` has 5,000 drawn from seeds; here are the worst of each kind by name, and fifty of those drawn.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def test_the_worst_of_each_kind(name: str, attacked: Attacked) -> None:
 @pytest.mark.slow
 def test_what_is_drawn(attacked: Attacked) -> None:
     @given(st.integers(0, 2**32))
-    @settings(max_examples=100)
+    @settings(max_examples=50)
     def holds(seed: int) -> None:
         assert not faults_of(attacked.by(seed))
 

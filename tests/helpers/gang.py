@@ -24,8 +24,18 @@ import torch.distributed as dist
 from dslc.runtime.transport import gloo, hierarchical_group
 
 LIMIT = 300  # a rank that hangs; a loaded machine takes a minute
-# An optimizer loads torch._dynamo when it is created.
-_PRELOADED = ("torch", "torch.distributed", "torch._dynamo", "pytest", "hypothesis")
+# An optimizer loads torch._dynamo when it is created. What ranks of most tests import takes each of them a second.
+_PRELOADED = (
+    "torch",
+    "torch.distributed",
+    "torch.distributed.optim",
+    "torch._dynamo",
+    "pytest",
+    "hypothesis",
+    "dslc.jobs.prepare_run",
+    "dslc.runtime.data.sources.open_sources",
+    "dslc.runtime.train",
+)
 
 
 def preload(*modules: str) -> None:

@@ -41,6 +41,8 @@ ATTENDING = ("gpt", "tagging", "translation")
 LONG = (
     "citation",
     "contrast",
+    "lora",  # as in tests/training/test_adapters.py
+    "qlora",  # as in tests/training/test_quantized_weights.py
     "reinforce",
     "siamese",
     "unet",

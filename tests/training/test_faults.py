@@ -235,9 +235,9 @@ def compare(folder: Path, whole: Path) -> None:
         )
 
 
-def test_ten_faults(launcher: Launcher, tmp_path: Path) -> None:
+def test_a_fault_of_each_kind(launcher: Launcher, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "4m"):
-        assert len(faults(launcher, tmp_path, 10, seed=1)) == 10
+        assert len(faults(launcher, tmp_path, len(KINDS), seed=1)) == len(KINDS)
 
 
 @pytest.mark.long

@@ -33,7 +33,7 @@ from dslc.runtime.data.sampler import micro_batches, permutation
 from dslc.testing.registry_strategies import job_specs, job_texts
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.plt"))
-unhurried = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+unhurried = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 
 IMAGES = (
     "[conv2d({a}, padding = 1), batch_norm(), relu(), max_pool2d(2), flatten(), linear(10)]",

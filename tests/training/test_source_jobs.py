@@ -133,7 +133,7 @@ def test_no_source_is_left_out() -> None:
     assert SOURCES.keys() == CALLS["source"].keys()
 
 
-@pytest.mark.cases(8)
+@pytest.mark.cases(4)
 @pytest.mark.parametrize("kind", SOURCES)
 def test_a_step_exchanges_what_was_planned(launcher: Launcher, tmp_path: Path, kind: str) -> None:
     """The source decides if ranks sum a count of targets."""

@@ -579,7 +579,7 @@ def peer(plan: PlanGraph, name: str) -> int:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
 @given(jobs(), st.data())
 def test_valid_plans_pass_and_any_single_change_is_refused(chosen: tuple[str, ...], data: st.DataObject) -> None:
     job = compiled(JOBS / "pipeline.plt", *chosen)

@@ -255,7 +255,7 @@ def test_compiled_blocks_keep_what_each_keeps() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=4, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_random_blocks_have_the_facts_of_each(data: st.DataObject) -> None:
     kind = st.sampled_from(("relu", "tanh", "softmax", "pair", "spare", "scaled", "table"))

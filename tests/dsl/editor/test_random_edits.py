@@ -107,7 +107,7 @@ def test_no_edit_of_a_job_is_an_exception(number: int) -> None:
     edit_at_random(JOBS[number * 7], f"few {number}", 10)
 
 
-@pytest.mark.cases(30)
+@pytest.mark.cases(15)
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(100))
 def test_no_edit_of_a_thousand_is_an_exception(number: int) -> None:
