@@ -43,6 +43,7 @@ NAME = "trace.json.gz"
 MARKS = (TRACE_MARK, "PP:")  # of the ranges of a rank, and of torch's schedule runtime
 # Messages are not among them: over a pipeline the plan's lane has them.
 COLLECTIVES = frozenset(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"))
+SHARED = "shared memory"  # the lane of collectives through it
 _TRACKS = 1000  # numbers of threads for each rank
 
 Event = dict[str, Any]
@@ -137,7 +138,16 @@ def _recorded_events(logs: str, rank: int) -> list[Event]:
         event["ts"] = round(event["ts"] * 1e3) + base
         if "dur" in event:
             event["dur"] = round(event["dur"] * 1e3)
-    return events
+    return [*events, *_shared_memory_events(logs, rank)]
+
+
+def _shared_memory_events(logs: str, rank: int) -> Iterator[Event]:
+    """Yields the collectives over shared memory, as events of a thread."""
+    path = os.path.join(logs, f"rank-{rank}.collectives.json")
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            for event in json.load(file):
+                yield {**event, "ph": "X", "cat": "dslc", "pid": 0, "tid": SHARED, "args": {}}
 
 
 class RankTrace:
@@ -244,6 +254,7 @@ class RankTrace:
         }
         main = next(((e["pid"], e["tid"]) for e in self._events if e["name"].startswith(MARKS)), None)
         titles |= {main: "main thread"} if main is not None else {}
+        titles[0, SHARED] = SHARED
         threads: dict[tuple[int, object], list[Event]] = {main: []} if main is not None else {}
         for event in self._events:
             if event["ph"] != "M" and not event["name"].startswith(MARKS):
@@ -292,6 +303,8 @@ def _elements(event: Event) -> int:
 def _end_of(event: Event, work_events: list[Event]) -> int:
     """Returns the end of a collective: of the work in gloo's threads that it began, or of its own call."""
     own_end: int = event["ts"] + event["dur"]
+    if event["name"].startswith(SHARED_MEMORY_MARK):
+        return own_end
     kind = event["name"].partition("::")[2].replace("_", "")
     for number, work in enumerate(work_events):
         name = work["name"].removeprefix("gloo:").replace("_", "")

@@ -3,14 +3,15 @@
 Model: ranges of the profiler have, after `TRACE_MARK`, the names that the actions have in the plan: `0F1` and `0B1` are
 the passes of micro-batch 1 at stage 0, `update 0` is the update at pipeline coordinate 0. Around them are `step 4` and
 `samples`, the wait for a batch. Over a pipeline the passes and messages are named by torch's schedule runtime, in the
-same words. Collectives are found in the recording by their own operators (cli/runs/trace_file.py).
+same words. Collectives are found in the recording by their own operators (cli/runs/trace_file.py). Those over shared
+memory have none, and may end in a thread that the profiler does not see: the rank notes them beside the recording.
 
 Before the first recorded step all ranks meet `ROUNDS` times in an all-reduce, which they leave at nearly the same
 moment. The readings of their clocks there tell by how much the clocks of hosts differ.
 
-Contract: a rank leaves `logs/rank-N.trace.json` and `logs/rank-N.clock.json`. On a GPU it also leaves
-`logs/rank-N.memory.pickle`, the allocator's history of the same steps, which https://pytorch.org/memory_viz draws. A
-training without a trace has no recorder.
+Contract: a rank leaves `logs/rank-N.trace.json`, `logs/rank-N.clock.json` and, if it has exchanged anything over shared
+memory, `logs/rank-N.collectives.json`. On a GPU it also leaves `logs/rank-N.memory.pickle`, the allocator's history of
+the same steps, which https://pytorch.org/memory_viz draws. A training without a trace has no recorder.
 
 Limits: in a large world only the ranks that the program names are recorded. The first steps are not recorded, as long
 as `STEPS` come after them. A `train.step` of the user's and an optimizer with a closure have no ranges of passes. Where
@@ -26,7 +27,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -52,6 +53,24 @@ MEMORY_EVENTS = 1_000_000  # of the allocator, that its history holds
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+class SharedMemoryTimes:
+    """The collectives over shared memory in a recording, from their issue to their end, which may be in other threads;
+    times in nanoseconds.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, object]] = []
+
+    @contextmanager
+    def observe(self, operation: str, ranks: int, tensors: Sequence[Tensor]) -> Iterator[None]:
+        begin, elements = time.time_ns(), sum(tensor.numel() for tensor in tensors)
+        try:
+            yield
+        finally:
+            name = f"{SHARED_MEMORY_MARK}{operation} {elements}"
+            self.events.append({"name": name, "ts": begin, "dur": time.time_ns() - begin})
 
 
 class _Ranges:
@@ -91,7 +110,7 @@ class StepTrace:
         traced = job.mode.traced if isinstance(job.mode, TrainMode) else ()
         self._is_recorded = not traced or place.rank in traced
         self._first = first_traced_step(steps_before, job.steps)
-        self._ranges = _Ranges()
+        self._ranges, self._collectives = _Ranges(), SharedMemoryTimes()
         self._profile: profile | None = None
         self._microbatch = self._ahead = 0
         self._names_passes = job.pipeline is None and job.own_step is None and not job.optimizer.closure
@@ -163,12 +182,16 @@ class StepTrace:
         if self._profile is None:
             return
         profiler, self._profile = self._profile, None
-        OBSERVERS.remove(_range)
+        OBSERVERS.remove(self._collectives.observe)
         profiler.stop()
-        with contextlib.suppress(FileNotFoundError):  # an earlier attempt left it
-            os.unlink(f"{self._path}.trace.json")
+        for kind in ("trace", "collectives"):
+            with contextlib.suppress(FileNotFoundError):  # an earlier attempt left it
+                os.unlink(f"{self._path}.{kind}.json")
         with naming(f"{self._path}.trace.json"):
             profiler.export_chrome_trace(f"{self._path}.trace.json")
+        if self._collectives.events:
+            with naming(f"{self._path}.collectives.json"), replacing(f"{self._path}.collectives.json") as file:
+                json.dump(self._collectives.events, file)
         if self._device.type == "cuda":
             dump_memory_snapshot(f"{self._path}.memory.pickle")
             record_memory_history(enabled=None)
@@ -187,7 +210,7 @@ class StepTrace:
             activities.append(ProfilerActivity.CUDA)
             record_memory_history(max_entries=MEMORY_EVENTS)
         self._profile = profile(activities=activities, record_shapes=True)
-        OBSERVERS.append(_range)
+        OBSERVERS.append(self._collectives.observe)
         self._profile.start()
 
     def _read_clock(self) -> list[int]:
@@ -221,11 +244,6 @@ class StepTrace:
     def _leave_forward(self, module: nn.Module, inputs: object, output: object) -> None:
         if not torch.is_grad_enabled():
             self._ranges.end(1)
-
-
-def _range(operation: str, ranks: int, tensors: Sequence[Tensor]) -> AbstractContextManager[object]:
-    """Names a collective over shared memory in the recording, with the numbers that go into it."""
-    return record_function(f"{SHARED_MEMORY_MARK}{operation} {sum(tensor.numel() for tensor in tensors)}")
 
 
 def _machine() -> str:

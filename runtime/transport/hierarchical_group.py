@@ -21,6 +21,7 @@ from __future__ import annotations
 import datetime
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
@@ -95,9 +96,10 @@ def _hosts_of(store: Store, rank: int, ranks: int, node: int) -> list[list[int]]
 class _QueuedWork(Work):
     """A collective that a thread carries out."""
 
-    def __init__(self, run: Callable[[], None], tensors: list[Any]) -> None:
+    def __init__(self, run: Callable[[], None], tensors: list[Any], observers: ExitStack) -> None:
         super().__init__()
         self._run: Callable[[], None] | None = run
+        self._observers = observers
         self._tensors = tensors
         self._has_ended = threading.Event()
         self._error: BaseException | None = None
@@ -108,7 +110,8 @@ class _QueuedWork(Work):
     def run(self) -> None:
         assert self._run is not None
         try:
-            self._run()
+            with self._observers:
+                self._run()
         except BaseException as error:
             self._error = error
         self._run = None
@@ -311,9 +314,8 @@ class HierarchicalGroup(PythonGroup):
     # ------------------------------------------------------------------------------------------------ the thread
 
     def _queue(self, kind: str, observed: list[Tensor], run: Callable[[], None], result: list[Any]) -> Work:
-        with self.observed(kind, observed):
-            work = _QueuedWork(run, result)
-            self._works.put(work)
+        work = _QueuedWork(run, result, self.observed(kind, observed))
+        self._works.put(work)
         return work
 
     def _run_works(self) -> None:

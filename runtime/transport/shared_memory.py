@@ -41,7 +41,8 @@ Options: TypeAlias = Any  # torch's own, a class for each collective
 Slots: TypeAlias = Sequence[Tensor]  # a slot of each rank, in bytes
 Observer: TypeAlias = Callable[[str, int, Sequence[Tensor]], AbstractContextManager[object]]
 
-# Entered around each collective, with its kind, the ranks of its group and this rank's input.
+# Entered around each collective, with its kind, the ranks of its group and this rank's input. An observer of one that
+# goes on in a thread of its group is left there, when it ends.
 OBSERVERS: list[Observer] = []
 
 _INSIDE = -1  # the tag of the messages of a collective

@@ -24,6 +24,7 @@ from dslc.jobs.prepare_run import MOST_TRACED, traced_ranks
 from dslc.main import main
 from dslc.runs.trace_file import NAME, ClockReadings, clock_offsets, write_trace
 from dslc.runtime.measure.step_trace import STEPS, first_traced_step
+from dslc.runtime.process.records import SHARED_MEMORY_MARK
 
 BASE = 1_790_857_026_000_000_000
 GPT = ("train.lr_schedule.warmup=2 steps", "checkpoint.every=none")
@@ -136,6 +137,19 @@ def test_collectives_have_names_of_the_plan_where_their_bytes_are_its(tmp_path: 
     assert spans(rank["exchanges"]) == [("exchange 0.0: all_reduce of gradients", 200, 45)]
     assert rank["exchanges"][0]["args"] == {"carries": "gradients", "axis": "data", "bytes": gradients.bytes}
     assert "predicted" not in rank
+
+
+def test_a_collective_over_shared_memory_ends_when_its_work_ends(tmp_path: Path) -> None:
+    """Its thread is not the one that has issued it; work of gloo's that begins later is another's."""
+    plan = compiled(EXAMPLES / "digits.plt", "model.network=[flatten(), linear(10)]")
+    recording(tmp_path, 0, "a", 0, {"dslc: step 5": (100.0, 250.0)})
+    events = [{"name": f"{SHARED_MEMORY_MARK}all_gather 4", "ts": BASE + 120_000, "dur": 300_000}]
+    (tmp_path / "logs" / "rank-0.collectives.json").write_text(json.dumps(events))
+    write_trace(plan.graph, plan.plan, str(tmp_path))
+    (rank,) = lanes(tmp_path).values()
+    assert spans(rank["exchanges"]) == [("all_gather", 120, 300)]
+    assert spans(rank["exchanges 2"]) == [("all_reduce", 200, 45)]
+    assert spans(rank["shared memory"]) == [(f"{SHARED_MEMORY_MARK}all_gather 4", 120, 300)]
 
 
 def test_clocks_of_machines_are_off_by_the_median_over_rounds_and_ranks() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dslc.compiler.facts.hardware import SLOT_BYTES
 from dslc.runtime.transport.hierarchical_group import HierarchicalGroup
-from dslc.runtime.transport.shared_memory import NAME, PythonGroup, SharedMemoryGroup
+from dslc.runtime.transport.shared_memory import NAME, OBSERVERS, PythonGroup, SharedMemoryGroup
 
 SIZES = (0, 1, 7, SLOT_BYTES // 4 + 5)  # of float32: within a slot, and over several
 
@@ -68,9 +70,35 @@ def _all_collectives(rank: int, kind: str) -> list[Any]:
 
 
 def _same_as_gloos(ranks: int, of_node: int, kind: str) -> None:
-    over_gloo = gang(ranks, _all_collectives, "gloo")
+    over_gloo = gang(ranks, _all_collectives, "gloo", backend="gloo")
     for mine, theirs in zip(gang(ranks, _all_collectives, kind, backend=NAME, of_node=of_node), over_gloo, strict=True):
         assert len(mine) == len(theirs) and all((a == b).all() for a, b in zip(mine, theirs, strict=True))
+
+
+def _observed(rank: int) -> tuple[list[str], list[str]]:
+    """Returns what observers have seen end before the last rank takes part in a sum, and afterwards."""
+    ends: list[str] = []
+
+    @contextmanager
+    def observe(kind: str, ranks: int, tensors: object) -> Iterator[None]:
+        yield
+        ends.append(kind)
+
+    OBSERVERS.append(observe)
+    if rank == dist.get_world_size() - 1:
+        dist.barrier()
+    work: Any = dist.all_reduce(torch.ones(3), async_op=True)
+    before = list(ends)
+    if rank != dist.get_world_size() - 1:
+        dist.barrier()
+    work.wait()
+    return before, list(ends)
+
+
+def test_an_observer_of_a_collective_is_left_when_it_ends() -> None:
+    seen = gang(4, _observed, backend=NAME, of_node=2)
+    assert all(before == [] for before, _ in seen[:3])
+    assert all(sorted(after) == ["all_reduce", "barrier"] for _, after in seen)
 
 
 def test_every_collective_equals_gloos() -> None:
@@ -88,7 +116,7 @@ def test_every_collective_equals_gloos_on_hosts_of_other_sizes(ranks: int, of_no
 def test_torchs_own_engines_train_alike(sharded: bool) -> None:
     for mine, theirs in zip(
         gang(4, train_by_engine, sharded, HierarchicalGroup, backend=NAME, of_node=2),
-        gang(4, train_by_engine, sharded, HierarchicalGroup),
+        gang(4, train_by_engine, sharded, HierarchicalGroup, backend="gloo"),
         strict=True,
     ):
         assert mine == pytest.approx(theirs, rel=1e-6)
