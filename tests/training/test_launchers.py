@@ -22,7 +22,7 @@ from dslc.runtime.process.records import read_metrics
 JOB = job_text(
     model={"network": "[flatten(), linear(16), relu(), linear(10)]"},
     data={"source": "digits()", "batch": 48, "validation": "10%"},
-    devices={"cpus": 2, "backend": "gloo"},
+    devices={"cpus": 2},
     train={"steps": 12, "optimizer": "sgd(lr = 0.05, momentum = 0.9)", "scale_lr": "linear(base_batch = 24)"},
     checkpoint={"every": "4 steps"},
     launch={"with": "torchrun()"},
@@ -342,19 +342,31 @@ def over_hosts(mpirun: list[str], tmp_path: Path) -> Iterator[list[str]]:
         yield [str(TOOL), "run", "1", *mpirun, *how]
 
 
+def train_over_hosts(launcher: Launcher, over_hosts: list[str], job: Path, count: int, *chosen: str) -> None:
+    """Trains with two ranks on each of `count` hosts, and asserts that it is as in one process."""
+    places = ",".join(f"host{n}:2" for n in range(1, count + 1))
+    command = of_mpi(
+        [*over_hosts, places], job, f"devices.nodes={count}", "parallelism.zero=3", *chosen, ranks=2 * count
+    )
+    with started(job.parent, [command]) as (running,):
+        status, said = running.end()
+        assert status == 0, said
+        assert not running.left()
+    assert "their collectives go over gloo" not in said
+    agree(train_job(launcher, job, *ALONE), Trained(job.parent / "run"))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("count", [2, 3])
 def test_mpirun_over_hosts_trains_as_one_process(
     launcher: Launcher, over_hosts: list[str], job: Path, count: int
 ) -> None:
-    places = ",".join(f"host{n}:2" for n in range(1, count + 1))
-    chosen = (f"devices.nodes={count}", "parallelism.zero=3")
-    command = of_mpi([*over_hosts, places], job, *chosen, ranks=2 * count)
-    with started(job.parent, [command]) as (running,):
-        status, said = running.end()
-        assert status == 0, said
-        assert not running.left()
-    agree(train_job(launcher, job, *ALONE), Trained(job.parent / "run"))
+    train_over_hosts(launcher, over_hosts, job, count)
+
+
+@pytest.mark.parametrize("mpirun", ["open mpi", pytest.param("mpich", marks=pytest.mark.long)], indirect=True)
+def test_ranks_of_mpirun_share_the_memory_of_their_host(launcher: Launcher, over_hosts: list[str], job: Path) -> None:
+    train_over_hosts(launcher, over_hosts, job, 2, "devices.backend=shared_memory")
 
 
 @pytest.mark.long
