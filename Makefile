@@ -23,7 +23,7 @@ TESTS  := $(patsubst %/,%,$(filter-out tests/helpers/ tests/instruments/%,$(sort
 # A start of dslc that may not store its compiled modules compiles them every time, which is most of its time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install run quick test tests rest test-all lint types linked covered slowest long bench docs rooms clean
+.PHONY: help install run quick test tests rest test-all backends lint types linked covered slowest long bench docs rooms clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -69,6 +69,21 @@ rest: $(STAMP) ## the tests that `make test` leaves out, but for the long ones
 test-all: ## `make test`, then the rest
 	@$(MAKE) --no-print-directory test
 	@$(MAKE) --no-print-directory rest
+
+# Tests of collectives, exchanges, kills and restarts: all that launch ranks exchange, and these have little else.
+EXCHANGING := tests/exchange tests/runtime/transport tests/runtime/parallel tests/runtime/pipeline \
+  $(addprefix tests/runtime/,test_launch.py test_stall_watch.py measure/test_collectives_recorded.py \
+    process/test_failure.py process/test_stop.py) \
+  $(patsubst %,tests/training/test_%.py,axes collectives elastic elastic_pods equal_copies expert_axis faults \
+    faults_on_hosts hosts kill launchers pipeline_jobs rank_agreement restart_faults restarts restarts_by_mpirun \
+    restarts_on_hosts resume segments_left shared_memory_jobs slurm stall_cases whole_losses whole_losses_on_hosts)
+SHARED := $(CURDIR)/tests/instruments/shared_memory
+
+backends: $(STAMP) ## the tests of exchanges, kills and restarts over gloo, and over shared memory
+	$(PYTEST) -m 'not long' $(EXCHANGING) $(PYTEST_ARGS)
+	@mkdir -p build && rm -f build/shared-memory-groups
+	PYTHONPATH=$(SHARED) DSLC_SHARED_MEMORY=$(CURDIR)/build/shared-memory-groups \
+	  $(PYTEST) -m 'not long' $(EXCHANGING) $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff alone
 	$(BIN)/ruff check .

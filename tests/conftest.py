@@ -9,12 +9,14 @@ import signal
 import sys
 import tempfile
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 from helpers.launcher import Launcher, shared_launcher
 from helpers.paths import TESTS
 from hypothesis import settings
 from instruments.durations import DurationRecorder
+from instruments.shared_memory.sitecustomize import VARIABLE
 
 from dslc.runtime.process.vision_library import let_torchvision_load
 
@@ -52,6 +54,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # the process that hears of all tests
         config.pluginmanager.register(DurationRecorder())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says how many groups over shared memory ranks have opened, if it was counted."""
+    if counts := os.environ.get(VARIABLE):
+        groups = Path(counts).stat().st_size if Path(counts).exists() else 0
+        terminalreporter.write_line(f"ranks opened {groups:,} groups over shared memory")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects

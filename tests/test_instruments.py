@@ -14,6 +14,7 @@ from helpers.launcher import READ_LATER, shared_launcher
 from helpers.paths import ROOT, TESTS
 from instruments import covered, durations
 from instruments.coverage.sitecustomize import VARIABLE, offsets
+from instruments.shared_memory import sitecustomize as shared_memory
 
 from dslc.dsl import words
 
@@ -43,6 +44,19 @@ def test_a_killed_process_has_recorded_its_statements(tmp_path: Path) -> None:
     after = lines_of_killed("words.quoted('text')", tmp_path / "after")
     source, first = inspect.getsourcelines(words.quoted)
     assert first in before and after - before == set(range(first + 1, first + len(source)))
+
+
+@pytest.mark.slow
+def test_jobs_take_shared_memory_where_it_is_asked_for(tmp_path: Path) -> None:
+    """Of jobs that name no backend, in all processes; the groups that ranks open are counted."""
+    folder, counts = TESTS / "instruments" / "shared_memory", tmp_path / "counts"
+    env = {**os.environ, shared_memory.VARIABLE: str(counts), "PYTHONPATH": str(folder)}
+    job = ROOT / "examples" / "digits.plt"
+    settings = ("--set", "devices.cpus=2", "--set", "train.steps=1", "--set", "train.epochs=none")
+    assert "shared_memory on cpu" in dslc("plan", job, env=env).stdout
+    result = dslc("run", job, *settings, "--out", tmp_path / "run", env=env)
+    assert result.returncode == 0, result
+    assert counts.read_bytes() == b".."
 
 
 def test_the_slowest_tests_are_listed() -> None:

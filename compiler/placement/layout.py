@@ -28,6 +28,10 @@ from dslc.dsl.record import Record, record
 from dslc.dsl.remedy import Fix, either_field, remedy, remove_field, set_field
 from dslc.dsl.words import plural
 
+# What carries the collectives of jobs that do not say.
+CPU_BACKEND = "gloo"
+GPU_BACKENDS = "cpu:gloo,cuda:nccl"
+
 
 @record
 class Layout(Record):
@@ -120,7 +124,7 @@ def lay_out(job: JobSpec, machine: MachineFacts | None = None) -> Findings[Layou
         device=device,
         gpus=gpus,
         hardware=hardware,
-        backend=devices.backend or ("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"),
+        backend=devices.backend or (CPU_BACKEND if device == "cpu" else GPU_BACKENDS),
         sizes=sizes,
         sequence=_has_pieces(job.parallelism, device),
         microbatches=microbatches,

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dslc.compiler.placement import layout
 from dslc.runtime.transport import gloo, hierarchical_group
 
 LIMIT = 300  # a rank that hangs; a loaded machine takes a minute
@@ -49,13 +50,14 @@ def gang(
     work: Callable[..., Any],
     *arguments: Any,
     limit: int = LIMIT,
-    backend: str = "gloo",
+    backend: str | None = None,
     of_node: int | None = None,
 ) -> list[Any]:
     """Returns the results of `work(rank, *arguments)` on each rank, which it has `limit` seconds for. Both must pickle;
-    tensors are numpy arrays. `backend` carries their collectives, and `of_node` ranks count as on one host.
+    tensors are numpy arrays. `backend` carries their collectives (by default that of jobs), and `of_node` ranks count
+    as on one host.
     """
-    chosen = backend, of_node or ranks
+    chosen = backend or layout.CPU_BACKEND, of_node or ranks
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*_PRELOADED])
     with tempfile.TemporaryDirectory() as folder:

@@ -72,6 +72,7 @@ PRELOADED = (
 READ_AT_START = (
     "CUDA",
     "DSLC_COVERAGE",
+    "DSLC_SHARED_MEMORY",
     "GOMP",
     "HF_",
     "KMP_",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dslc.compiler.ir import program as p
+from dslc.compiler.placement import layout
 from dslc.compiler.placement.axes import AXES
 from dslc.dsl.language.optimizers import torch_optimizer
 
@@ -198,7 +199,7 @@ def program(ranks: int, data: p.DataStep, model: p.ModelStep | None = None, **ch
         "axes": dict.fromkeys(AXES, 1) | {"data": ranks},
         "processes": ranks,
         "device": "cpu",
-        "backend": "gloo",
+        "backend": layout.CPU_BACKEND,
         "timeout": 60.0,
         "threads": 1,
         "model": model or conv_model(),

@@ -17,6 +17,7 @@ from helpers.made_programs import gpt_model, optimizer_step, places, program, to
 from instruments.killer import live, records
 
 from dslc.compiler.ir import program as p
+from dslc.compiler.placement.layout import CPU_BACKEND
 from dslc.runtime.checkpoint import files
 from dslc.runtime.process.records import read_metrics
 
@@ -42,7 +43,7 @@ def job(data: p.DataStep, engine: str, asynchronous: bool) -> p.JobProgram:
         optimizer=optimizer_step("AdamW", lr=0.01, weight_decay=0.1),
         learning_rate=p.LearningRateStep(kind="cosine", steps=STEPS, warmup=3),
         gradients=gradients,
-        backend="shared_memory" if engine.endswith("shared memory") else "gloo",
+        backend="shared_memory" if engine.endswith("shared memory") else CPU_BACKEND,
         evaluate_every=5,
         checkpoint=p.CheckpointStep(every=2, keep=2, asynchronous=asynchronous, resume="auto"),
     )

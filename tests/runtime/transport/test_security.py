@@ -89,7 +89,7 @@ def test_ranks_listen_on_loopback_alone_whatever_the_machine_is_called(tmp_path:
     shown = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=False).stdout.split()
     if not shown:
         pytest.skip("this machine has no address but loopback")
-    job = program(2, images(tmp_path, train=32), steps=10**6)
+    job = program(2, images(tmp_path, train=32), steps=10**6, backend="gloo")
     folder = write_program(job, places(2), tmp_path / "run")
     launched = [sys.executable, "-m", "dslc.runtime.launch", str(folder)]
     renamed = ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', shown[0], *launched]
