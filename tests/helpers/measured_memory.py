@@ -45,12 +45,13 @@ class MeasuredMemory:
 
     @property
     def error(self) -> float:
-        """Returns the error of the account's peak, as a share of the measured one."""
-        return self.predicted.peak / self.peak - 1
+        """Returns the error of the account's peak, as a share of the measured one. Ranks measure tensors alone."""
+        return self.predicted.tensors / self.peak - 1
 
     @property
     def error_at_rest(self) -> float:
-        return self.predicted.rest / self.rest - 1
+        others = self.predicted.peak - self.predicted.tensors
+        return (self.predicted.rest - others) / self.rest - 1
 
 
 NETWORKS = {
@@ -276,7 +277,7 @@ def measure(text: str) -> MeasuredMemory:
         at_rest=rest,
         at_peak=peak,
         when=when,
-        errors=tuple(node.peak / sum(held.values()) - 1 for node, (_, held, _) in zip(of_rank, found, strict=True)),
+        errors=tuple(node.tensors / sum(held.values()) - 1 for node, (_, held, _) in zip(of_rank, found, strict=True)),
     )
 
 
