@@ -301,12 +301,15 @@ def _elements(event: Event) -> int:
 
 
 def _end_of(event: Event, work_events: list[Event]) -> int:
-    """Returns the end of a collective: of the work in gloo's threads that it began, or of its own call."""
+    """Returns the end of a collective: of the work in gloo's threads that it began, or of its own call. Over shared
+    memory the call lasts until the end, but of an all-to-all over hosts, in which gloo's work begins.
+    """
     own_end: int = event["ts"] + event["dur"]
-    if event["name"].startswith(SHARED_MEMORY_MARK):
-        return own_end
+    is_shared = event["name"].startswith(SHARED_MEMORY_MARK)
     kind = event["name"].partition("::")[2].replace("_", "")
     for number, work in enumerate(work_events):
+        if is_shared and (work["ts"] >= own_end or not kind.startswith("alltoall")):
+            continue
         name = work["name"].removeprefix("gloo:").replace("_", "")
         # gloo reduces and scatters by an all-reduce.
         if work["ts"] >= event["ts"] and (kind.startswith(name) or (name, kind[:13]) == ("allreduce", "reducescatter")):
