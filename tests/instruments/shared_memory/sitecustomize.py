@@ -25,7 +25,7 @@ def start(counts: Path) -> None:
         elif module.__name__ == "dslc.runtime.transport.shared_memory":
             _count_groups(vars(module)["PythonGroup"], counts)
 
-    importlib.machinery.SourceFileLoader.exec_module = exec_module  # type: ignore[method-assign]
+    importlib.machinery.SourceFileLoader.exec_module = exec_module  # type: ignore[method-assign, assignment]
 
 
 def _count_groups(group: Any, counts: Path) -> None:
