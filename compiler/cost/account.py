@@ -333,9 +333,10 @@ class MemoryAccount:
     def _walk_forward(self, stage: StageMemory, engine: UnshardedMemory | ShardedMemory, action: ActionMemory) -> int:
         """Walks the forward pass of a stage; returns the gradients of weights beside it."""
         gradients = engine.begin(action.gathered, stage.layers, action.gradients)
+        held_bytes = self._held_by_callers(stage)
         for n in stage.layers:
             layer = self._bytes[n]
-            gradients, earlier_bytes = engine.forward(n), self._activations_before(n)
+            gradients, earlier_bytes = engine.forward(n), self._activations_before(n) + held_bytes[n]
             if engine.passing:
                 label = f"all-gather before the forward pass of {self._name(n)}"
                 activations = earlier_bytes + (layer.input if n else 0)
@@ -344,6 +345,18 @@ class MemoryAccount:
             self._stop(f"forward pass of {self._name(n)}", n, gradients, engine.communication, activations)
         engine.end()
         return gradients
+
+    def _held_by_callers(self, stage: StageMemory) -> Mapping[int, int]:
+        """Returns for each layer the bytes that variables of its callers hold: the inputs of the modules around it,
+        where no layer keeps them. The input of the stage lies elsewhere.
+        """
+        held: dict[int, int] = {}
+        first_in: dict[str, int] = {}  # of each module around layers, its first layer
+        for n in stage.layers:
+            parts = self._layers[n].name.split(".")
+            around = {first_in.setdefault(".".join(parts[:end]), n) for end in range(1, len(parts))}
+            held[n] = sum(self._bytes[first].unkept for first in around if stage.layers.start < first < n)
+        return held if self._model.traced is None else dict.fromkeys(held, 0)
 
     def _activations_before(self, layer: int) -> int:
         """Returns what the layers of the stage before this one keep."""

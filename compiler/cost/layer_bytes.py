@@ -33,9 +33,10 @@ class LayerBytes(Record):
     forward: int
     again: int  # 0 if nothing is recomputed
     backward: tuple[WorkingSet, ...]
-    copies: int  # autocast's copies of weights
+    copies: int  # of weights: autocast's, or those in another order
     input: int
     output: int
+    unkept: int = 0  # of its input, which no layer keeps; known where no choice of recomputation changes it
 
 
 def _memory(job: JobSpec, layer: LayerNode) -> LayerMemory:
@@ -134,8 +135,11 @@ def layer_bytes(
 
 
 def copy_bytes(job: JobSpec, layer: LayerNode) -> int:
-    """Returns the bytes of autocast's copies of weights, whatever the samples."""
-    return 2 * _working(job, layer).copied if autocasts(job) else 0
+    """Returns the bytes of copies of weights, whatever the samples: autocast's, or those in another order."""
+    work = _working(job, layer)
+    if autocasts(job):
+        return 2 * work.copied
+    return (2 if low_copy(job) else 4) * work.rearranged if work.backward else 0
 
 
 def _without_masks(
@@ -154,8 +158,10 @@ def _without_masks(
     if not moments:  # under `no_grad`, in effect
         forward = int(factor * work.dropping) + (2 * work.cast if autocasts(job) else 0)
         forward = max(forward, dequantizing)
-        ends = {"input": input, "output": output}
+        ends = {"input": input, "output": output, "unkept": int(factor * _full(layer, memory))}
         return LayerBytes(kept=0, forward=forward, again=0, backward=(), copies=copy_bytes(job, layer), **ends)
+    kept_input = int(samples * saved_input_bytes(job, layer, recompute))
+    unkept = int(factor * _full(layer, memory)) - kept_input if job.memory.recompute == "none" else 0
     earlier = input - int(factor * (_full(layer, memory) + shared))  # the part of its input that other layers keep
     return LayerBytes(
         kept=saved,
@@ -165,6 +171,7 @@ def _without_masks(
         copies=copy_bytes(job, layer),
         input=input,
         output=output,
+        unkept=max(0, unkept),
     )
 
 

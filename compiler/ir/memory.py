@@ -125,7 +125,7 @@ class Working(Record):
     """`forward` includes the activations saved so far; `dropping` is the same if none are saved, for recomputation.
     `copied` are numbers of weights that autocast copies in 16 bits, and keeps until the backward pass; `cast` the most
     that it copies for one operation alone, whose input needs no gradient. `halves` is None if no operation is known one
-    by one.
+    by one. `rearranged` are numbers of weights that are copied in another order where autocast makes no copy, and kept.
     A layer before all parameters that train has no moment in `backward`. `on_cpu` are moments of a backward pass that
     CPUs have besides: oneDNN copies what a convolution takes and makes to its own memory order. Where images have their
     channels last it has `channels_last` instead. `dequantizing` are the moments of the forward pass in which a frozen
@@ -138,6 +138,7 @@ class Working(Record):
     backward: tuple[WorkingSet, ...]
     halves: Halves | None = None
     cast: int = 0
+    rearranged: int = 0
     on_cpu: tuple[WorkingSet, ...] = ()
     channels_last: tuple[WorkingSet, ...] = ()
     dequantizing: tuple[WorkingSet, ...] = ()

@@ -267,16 +267,22 @@ def _with_adapter(experts: int, x: Value, y: Value, wrapper: str, t: Tape) -> Va
     first, second = f"{wrapper}{FIRST}.weight", f"{wrapper}{SECOND}.weight"
     bound = 1 / sqrt(inputs)
     t.parameter(first, (experts * adapter.rank, inputs), "uniform", -bound, bound)
-    narrow = t.operation(x, gives=t.product(x, rows * inputs * rank, rows, rank, weight=first))
+    held = experts // t.around.expert_ranks
+    padded = held * rank * inputs if x.grad and rank != adapter.rank else 0
+    narrow = t.product(x, rows * inputs * rank, rows, rank, weight=first)
+    narrow = t.operation(x, gives=narrow, rearranged=padded)
     t.parameter(second, (outputs, adapter.rank * experts), "constant", 0.0)
-    change = t.operation(narrow, gives=t.product(narrow, rows * rank * outputs, rows, outputs, weight=second))
+    change = t.product(narrow, rows * rank * outputs, rows, outputs, weight=second)
+    change = t.operation(narrow, gives=change, rearranged=held * rank * outputs)  # its experts are the first dim there
     change = t.operation(change, gives=change.new(*change.shape))
     t.operations += 4
     return t.operation(y, change, gives=added(y, change), adds=True)
 
 
 def _weighted(weights: Value, results: Value, tokens: Value, entered: Value, t: Tape) -> Value:
-    """Returns the sum of each token's results, by its weights; the mixture's variables hold what has `entered`."""
+    """Returns the sum of each token's results, by its weights; the mixture's variables hold what has `entered`, and
+    the tokens.
+    """
     factors = t.cast(weights)
     if factors.autocast is not weights.autocast:
         factors = t.operation(weights, gives=factors)
@@ -285,7 +291,7 @@ def _weighted(weights: Value, results: Value, tokens: Value, entered: Value, t: 
     if results.grad:
         t.keep(factors)
     y = tokens.new(*tokens.shape, low=True, grad=weights.grad or results.grad)
-    return t.operation(factors, results, gives=y, holds=(entered,))
+    return t.operation(factors, results, gives=y, holds=(entered, tokens))
 
 
 def _check(spec: s.MixtureOfExperts, x: Value, t: Tape) -> None:

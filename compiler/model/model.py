@@ -242,6 +242,7 @@ def _scaled_working(working: Working, kept_share: float, weights: float) -> Work
         backward=_scaled_moments(working.backward, kept_share, weights),
         halves=working.halves and _scaled_halves(working.halves, kept_share, weights),
         cast=int(weights * working.cast),
+        rearranged=int(weights * working.rearranged),
     )
 
 

@@ -51,6 +51,7 @@ class Operation:
     weights: int = 0  # numbers of its parameters
     copied: int = 0  # numbers of weights that autocast copies in 16 bits, and keeps
     cast: int = 0  # the same if it does not keep them, as the input needs no gradient
+    rearranged: int = 0  # numbers of weights that are copied in another order, and kept
     differentiates: bool = True  # the input needs a gradient
     constants: tuple[Store, ...] = ()
     backward: bool = True
@@ -128,6 +129,7 @@ def working(operations: Sequence[Operation]) -> Working:
             dequantizing=_forward(operations, keeping=True)[1],
             copied=sum(op.copied for op in operations),
             cast=max(op.cast for op in operations),
+            rearranged=sum(op.rearranged for op in operations),
             **_backward(operations),
             halves=_halves(operations),
         )
@@ -148,7 +150,7 @@ def _shape(operations: Sequence[Operation]) -> tuple[object, ...]:
         (
             *map(place, op.takes), place(op.gives), *map(place, op.kept), len(op.takes), op.weights, op.copied,
             op.differentiates, op.adds, op.view, op.passing, op.scratch, op.rounds, op.cast, op.backward,
-            op.ordered, op.ordered_rounds, op.reorders, op.float8,
+            op.rearranged, op.ordered, op.ordered_rounds, op.reorders, op.float8,
             *map(place, op.constants), len(op.kept), *map(place, op.holds),
         )
         for op in operations

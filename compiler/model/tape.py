@@ -234,12 +234,14 @@ class Tape:
         ordered_rounds: int = 0,
         reorders: Sequence[tuple[int, int]] = NO_REORDERS,
         float8: ProductMoments | None = None,
+        rearranged: int = 0,
     ) -> Value:
         """Records that `gives` was computed from `takes`, with everything kept since the last operation. A layer
         without parts is one operation by itself. `passing`: temporary bytes of its forward pass, `scratch` of its
         backward pass, each in fp32 and under autocast; `rounds`: the copies of its weights' gradients; `holds`: values
         that the module's variables still hold. `ordered`, `ordered_rounds` and `reorders` are fields of `Operation`.
-        `float8` are moments of a product that has 8 bits in place of autocast's 16.
+        `float8` are moments of a product that has 8 bits in place of autocast's 16. `rearranged` are numbers of weights
+        that are copied in another order; autocast's own copies replace them.
         """
         parameters = self.parameters[self._weighed :]
         weights = sum(q.count for q in parameters if self.around.trains(q.name))
@@ -264,6 +266,7 @@ class Tape:
                     weights=weights,
                     copied=cast if graded else 0,
                     cast=0 if graded else cast,
+                    rearranged=0 if precision else rearranged,
                     differentiates=graded,
                     constants=tuple(store for x, store in zip(takes, stores, strict=True) if not x.grad),
                     backward=gives.grad,

@@ -157,7 +157,6 @@ EVEN = Case(network="even experts")
                 replace(EVEN, ranks=2, tensor=2, sequence="true"),
                 replace(EVEN, ranks=2, expert=2),
                 replace(EVEN, ranks=4, expert=2, tensor=2, sequence="true"),
-                replace(EVEN, adapter='lora(8, ["experts.gate_up_proj", "experts.down_proj"])'),
                 Case(network="llama", ranks=2, tensor=2, sequence="false"),
             )
         ),
@@ -168,6 +167,40 @@ def test_experts_keep_what_autograd_keeps_where_all_have_rows(case: Case) -> Non
     """Every token goes to all experts, so that each rank has its even share of rows."""
     found = measure(case.text)
     assert abs(found.error) <= 0.02, (found.error, found.predicted, found.at_peak, found.when)
+
+
+ADAPTED = replace(EVEN, adapter='lora(8, ["experts.gate_up_proj", "experts.down_proj"])')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case",
+    [
+        ADAPTED,
+        replace(ADAPTED, ranks=2, tensor=2, sequence="true"),
+        *(
+            pytest.param(case, marks=pytest.mark.long)
+            for case in (
+                replace(ADAPTED, precision="bf16"),
+                replace(ADAPTED, recompute="full"),
+                replace(ADAPTED, ranks=2, zero=3),
+                replace(ADAPTED, ranks=2, tensor=2, sequence="false"),
+                replace(ADAPTED, ranks=2, expert=2),
+                replace(ADAPTED, ranks=4, expert=2, tensor=2, sequence="true"),
+                replace(ADAPTED, ranks=2, pipeline=2, microbatches=2),
+                replace(ADAPTED, adapter='lora(4, ["experts.gate_up_proj"])'),  # zeros widen the matrices to 8
+                Case(network="llama", adapter='lora(8, ["o_proj"])'),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_adapters_of_experts_keep_copies_and_callers_their_inputs(case: Case) -> None:
+    """No layer of a frozen network keeps what the embedding gives; the modules around the blocks hold it."""
+    found = measure(case.text)
+    # Beside a tensor axis gloo's threads may hold what was exchanged a moment longer.
+    least = -0.01 if case.tensor == 1 else -0.02
+    assert least <= found.error <= 0.005, (found.error, found.predicted, found.at_peak, found.when)
 
 
 IDLE_AND_CUT = Case(network="idle experts", ranks=4, expert=2, tensor=2, sequence="true", skew="2")
