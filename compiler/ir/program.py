@@ -420,11 +420,14 @@ class Training(Record):
 
 @record
 class TrainMode(Record):
-    """Trains. `profile` measures memory and collectives of the first steps, `trace` records some steps by the clock."""
+    """Trains. `profile` measures memory and collectives of the first steps, `trace` records some steps by the clock.
+    `timed`: `dslc calibrate` measures the time of the plan's step, at the skew of the routing that the job states.
+    """
 
     profile: bool = False
     trace: bool = False
     traced: tuple[int, ...] = ()  # the ranks that a trace records; () for all
+    timed: bool = False
 
 
 @record

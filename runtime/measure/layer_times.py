@@ -189,7 +189,7 @@ def _measured_training(job: JobProgram, step: float) -> JobProgram:
     steps = round(min(max(TRAINING_SECONDS / step, LEAST_STEPS), MOST))
     return replace(
         job,
-        mode=TrainMode(),
+        mode=TrainMode(timed=True),
         steps=steps,
         log_every=steps // 5,
         data=replace(job.data, validation_samples=0, test_samples=0),

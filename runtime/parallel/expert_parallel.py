@@ -20,6 +20,9 @@ Contract: all ranks of the group call `dispatch` equally often, in the same orde
 has the order of the rows. `apply` takes a model on the meta device, before `fully_shard`, and cuts the experts'
 parameters to DTensors, cut along the first dim, or along the width inside. Names stay.
 
+While `dslc calibrate` measures a job that states a skew, ranks get rows at this skew, whatever experts were chosen. The
+times are those of the stated routing, and the numbers mean nothing.
+
 Limits: the host waits for the counts, because torch needs the sizes of the rows' all-to-alls.
 """
 
@@ -27,6 +30,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,8 +39,9 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from dslc.compiler.ir.parameter_names import base_name
-from dslc.compiler.ir.program import JobProgram
+from dslc.compiler.ir.program import CalibrateMode, JobProgram, TrainMode
 from dslc.compiler.ir.tensor_styles import CUT_OF_EXPERTS, EXPERT_STYLES, TensorStyle
+from dslc.compiler.placement.shares import pieces
 from dslc.compiler.trace.private_torch import fully_shard_over, own_parameters
 from dslc.runtime.model.experts.adapted_experts import innermost
 from dslc.runtime.model.experts.expert_modules import (
@@ -78,7 +83,8 @@ def apply(job: JobProgram, model: nn.Module) -> None:
         if name in shared:
             axes.append(EXPERT)
             record = RowRecord(name)
-            module.dispatch = functools.partial(dispatch, group=mesh.get_group(EXPERT), record=record)
+            skew = _imposed_skew(job, module.gate.weight.shape[0], module.gate.top_k)
+            module.dispatch = functools.partial(dispatch, group=mesh.get_group(EXPERT), record=record, skew=skew)
             setattr(module, ROW_RECORD, record)
         if name in cut_inside:
             axes.append("tensor")
@@ -111,15 +117,26 @@ def _share_library_experts(job: JobProgram, model: nn.Module) -> None:
         work = functools.partial(_with_local_parameters, (experts,), None, results)
         record = RowRecord(name)
         send = functools.partial(dispatch, work, group=group, record=record)
-        experts.forward = functools.partial(_library_forward, count, send)
+        experts.forward = functools.partial(_library_forward, job, count, send)
         setattr(experts, ROW_RECORD, record)
         setattr(experts, IS_COMPILABLE, False)
 
 
-def _library_forward(experts: int, send: Experts, tokens: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+def _library_forward(
+    job: JobProgram, experts: int, send: Callable[..., Tensor], tokens: Tensor, chosen: Tensor, weights: Tensor
+) -> Tensor:
     """Returns the sum of each token's results by weight, as the library's own forward pass does."""
+    send = functools.partial(send, skew=_imposed_skew(job, experts, chosen.shape[1]))
     results = results_of_pairs(cast_for_product(tokens), chosen, count_rows(chosen, experts), send)
     return weighted_sum(results, weights, tokens)
+
+
+def _imposed_skew(job: JobProgram, experts: int, top_k: int) -> float | None:
+    """Returns the skew at which a calibration of a job sends a layer's rows; None if the chosen experts decide."""
+    measures = isinstance(job.mode, CalibrateMode) or (isinstance(job.mode, TrainMode) and job.mode.timed)
+    if job.experts is None or job.experts.skew is None or not measures:
+        return None
+    return min(job.experts.skew, experts / top_k)  # a token sends a rank no more rows than the rank has experts
 
 
 def _cut(experts: nn.Module, mesh: DeviceMesh, axes: Sequence[str]) -> None:
@@ -211,12 +228,21 @@ def row_records(model: nn.Module) -> list[RowRecord]:
 
 
 def dispatch(
-    experts: Experts, rows: Tensor, counts: Tensor, *, group: dist.ProcessGroup, record: RowRecord | None = None
+    experts: Experts,
+    rows: Tensor,
+    counts: Tensor,
+    *,
+    group: dist.ProcessGroup,
+    record: RowRecord | None = None,
+    skew: float | None = None,
 ) -> Tensor:
     """Returns the results of `rows` (n, width), which are sorted by expert; `counts` (experts,) sum to n.
 
-    `experts` works on the rows of the experts that this rank holds, sorted by expert, and is given their counts.
+    `experts` works on the rows of the experts that this rank holds, sorted by expert, and is given their counts. With a
+    `skew` the counts are those of a routing at this skew instead.
     """
+    if skew is not None:
+        counts = counts.new_tensor(counts_at_skew(rows.shape[0], counts.shape[0], group.size(), skew))
     sent = counts.view(group.size(), -1)  # (ranks, experts held by each)
     arriving = torch.empty_like(sent)
     dist.all_to_all_single(arriving, sent.contiguous(), group=group)
@@ -229,6 +255,13 @@ def dispatch(
     sorted_rows = restore_rows(_exchange(rows, sent_sizes, arriving_sizes, group), places, order)
     results = restore_rows(experts(sorted_rows, arriving.sum(0)), order, places)
     return _exchange(results, arriving_sizes, sent_sizes, group)
+
+
+def counts_at_skew(rows: int, experts: int, ranks: int, skew: float) -> list[int]:
+    """Returns the rows of each expert if the first of the ranks gets `skew` times its even share of `rows`."""
+    busiest = min(rows, ceil(skew * rows / ranks))
+    of_ranks = [busiest, *(stop - start for start, stop in pieces(rows - busiest, ranks - 1))]
+    return [stop - start for of_rank in of_ranks for start, stop in pieces(of_rank, experts // ranks)]
 
 
 def _order_by_expert(arriving: Tensor) -> Tensor:

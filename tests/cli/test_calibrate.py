@@ -85,6 +85,21 @@ def test_a_plan_that_changes_layers_is_calibrated_as_it_is(tmp_path: Path, setti
 
 
 @pytest.mark.long
+@pytest.mark.processes
+def test_each_stated_skew_is_calibrated_by_itself(tmp_path: Path) -> None:
+    network = "llama(layers = 1, width = 16, heads = 2, context = 16, vocab = 256, experts = moe(4, 2, hidden = 16))"
+    text = GPT.replace("gpt(layers = 2, width = 32, heads = 4, context = 16, vocab = 256)", network)
+    (tmp_path / "made.plt").write_text(text)
+    flags = ["--set", "parallelism.expert=2", "--set", "parallelism.expert_skew=1.5"]
+    run = dslc("calibrate", "made.plt", "-o", "here.toml", *flags, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    for changes, source in (([], "measured"), (["--set", "parallelism.expert_skew=2"], "catalogue")):
+        planned = dslc("plan", "made.plt", "--summary", *flags, *changes, "--set", HERE, cwd=tmp_path)
+        step = json.loads(planned.stdout)["step"]
+        assert (step["source"] == "measured") == (source == "measured"), step
+
+
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.processes
 def test_a_job_with_auto_is_calibrated_by_a_plan_of_each_kind(tmp_path: Path) -> None:

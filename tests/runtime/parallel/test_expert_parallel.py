@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +13,16 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from helpers.gang import gang
+from helpers.job_texts import job_text
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dslc.runtime.parallel.expert_parallel import dispatch
+from dslc.compiler.ir.program import CalibrateMode, JobProgram, TrainMode
+from dslc.dsl.diagnostics import Report
+from dslc.dsl.meaning.load import load
+from dslc.jobs.prepare_run import prepare
+from dslc.runtime.parallel.expert_parallel import counts_at_skew, dispatch, row_records
+from dslc.runtime.step.assemble import assemble
 
 WIDTH, EXPERTS = 8, 4
 ROUTINGS = {
@@ -72,3 +83,55 @@ def test_experts_give_each_row_what_they_give_it_on_one_rank(ranks: int, names: 
 
 def every_routing(rank: int, names: list[str], ranks: int) -> list[list[Any]]:
     return [on_a_rank(rank, ROUTINGS[name], ranks) for name in names]
+
+
+# --------------------------------------------------------------------------------------------- a calibration's skew
+
+BATCH, CONTEXT, TOP_K = 4, 16, 2
+SKEWED = job_text(
+    model={
+        "network": f"llama(layers = 1, width = 16, heads = 2, context = {CONTEXT}, vocab = 32, "
+        f"experts = moe(experts = 4, top_k = {TOP_K}, hidden = 16))",
+        "loss": "cross_entropy()",
+    },
+    data={"source": "synthetic(samples = 16, vocab = 32)", "batch": 2 * BATCH},
+    devices={"cpus": 2},
+    parallelism={"expert": 2, "expert_skew": 1.5},
+    train={"steps": 2, "optimizer": "adamw()"},
+)
+
+
+@given(
+    rows=st.integers(0, 200), held=st.integers(1, 4), ranks=st.integers(2, 4), share=st.floats(0, 1, allow_nan=False)
+)
+def test_counts_at_a_skew_are_those_of_the_busiest_rank(rows: int, held: int, ranks: int, share: float) -> None:
+    skew = 1 + share * (ranks - 1)
+    counts = counts_at_skew(rows, held * ranks, ranks, skew)
+    of_ranks = [sum(counts[rank * held : (rank + 1) * held]) for rank in range(ranks)]
+    assert sum(counts) == rows and len(counts) == held * ranks and min(counts) >= 0
+    assert of_ranks[0] == min(rows, ceil(skew * rows / ranks)) >= max(of_ranks) - 1
+
+
+def test_a_calibration_sends_rows_at_the_stated_skew(tmp_path: Path) -> None:
+    """In a training the router decides."""
+    (tmp_path / "made.plt").write_text(SKEWED)
+    report = Report()
+    ready = prepare(load(str(tmp_path / "made.plt"), []), report)
+    assert ready is not None, [error.message for error in report.errors]
+    found = gang(2, rows_by_mode, ready.program)
+    sent = BATCH * CONTEXT * TOP_K
+    assert [arrived for arrived, _, _ in found] == [1.5 * sent, 0.5 * sent]
+    assert [arrived for _, arrived, _ in found] == [1.5 * sent, 0.5 * sent]
+    assert sum(arrived for _, _, arrived in found) == 2 * sent and found[0][2] != 1.5 * sent
+
+
+def rows_by_mode(rank: int, job: JobProgram) -> list[int]:
+    """Returns the rows that arrive at this rank while parts, a timed step and a training run."""
+    arrived = []
+    for mode in (CalibrateMode(), TrainMode(timed=True), TrainMode()):
+        model = assemble(replace(job, mode=mode), torch.device("cpu")).plain
+        model(torch.arange(BATCH * CONTEXT).view(BATCH, CONTEXT) % 32)
+        (record,) = row_records(model)
+        assert record.sent == BATCH * CONTEXT * TOP_K
+        arrived.append(record.arrived)
+    return arrived
