@@ -164,22 +164,6 @@ def microbatches_in_flight(table: ScheduleTable) -> tuple[int, ...]:
     return tuple(most)
 
 
-def peak_held(
-    table: ScheduleTable, bytes_per_stage: Sequence[float], between_halves: Sequence[float] | None = None
-) -> tuple[float, ...]:
-    """Returns for each rank the most bytes of activations it holds at once over all its stages.
-
-    `bytes_per_stage` is the memory of one micro-batch at each stage from its F on; `between_halves` the memory held
-    after I until W, by default the same. It is larger if torch keeps gradients there too.
-    """
-    between_halves = bytes_per_stage if between_halves is None else between_halves
-    held_bytes = HeldBytes(kept=bytes_per_stage, between=between_halves)
-    return tuple(
-        max(bytes + held_bytes.microbatch_bytes(action) for action, bytes in bytes_beside(table, rank, held_bytes))
-        for rank in range(table.ranks)
-    )
-
-
 @record
 class HeldBytes(Record):
     """Bytes of one micro-batch, by stage.

@@ -44,7 +44,9 @@ LONG = (
     "lora",  # as in tests/training/test_adapters.py
     "qlora",  # as in tests/training/test_quantized_weights.py
     "reinforce",
+    "segmentation",  # as in tests/training/test_class_maps.py
     "siamese",
+    "tagging",  # as in tests/training/test_own_parts.py
     "unet",
     "vae",
     "vit",

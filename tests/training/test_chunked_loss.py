@@ -101,7 +101,7 @@ LLAMA = """
 @pytest.mark.parametrize(
     "plan",
     [
-        "devices.cpus=2 parallelism.zero=3",
+        pytest.param("devices.cpus=2 parallelism.zero=3", marks=pytest.mark.long),
         "devices.cpus=2 parallelism.tensor=2",
         "devices.cpus=2 parallelism.pipeline=2 parallelism.microbatches=2",
     ],

@@ -81,12 +81,6 @@ class ConversationRenderer:
         return len(self._tokenizer)
 
     @property
-    def padding_tokens(self) -> list[int]:
-        """The tokens that may stand where a sequence has no text, the tokenizer's own choice first."""
-        own = (self._tokenizer.pad_token_id, self._tokenizer.eos_token_id)
-        return [token for token in own if token is not None]
-
-    @property
     def end_tokens(self) -> tuple[int, ...]:
         """The tokens that end an answer."""
         end = self._tokenizer.eos_token_id

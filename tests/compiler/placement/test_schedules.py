@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from helpers.planning import schedule_csv
+from helpers.schedule_peaks import peak_held
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
@@ -24,7 +25,6 @@ from dslc.compiler.cost.schedule_cost import (
     Timeline,
     bytes_beside,
     microbatches_in_flight,
-    peak_held,
     timeline,
 )
 from dslc.compiler.placement.schedules import (

@@ -12,8 +12,8 @@ import pytest
 from helpers import made_plans
 from helpers.golden import hold
 from helpers.planning import JOBS, compiled
+from helpers.schedule_peaks import peak_held
 
-from dslc.compiler.cost.schedule_cost import peak_held
 from dslc.compiler.ir.number_text import byte_text
 from dslc.compiler.ir.plan import PlanView
 from dslc.compiler.ir.records import StageTime, StepEnd
