@@ -6,7 +6,8 @@ other ranks repeats a batch and does not count it. A loss that compares samples 
 samples, in their order (`WholeEvaluation`).
 
 Contract: every sample counts once. The model is called as it is, without DDP around it, in evaluation mode and under
-the autocast of the training; the mode of each of its modules is restored. The loss is always among the results.
+the autocast of the training; the mode of each of its modules is restored. The loss is always among the results. What a
+loss draws follows from the sample, and is the same in each evaluation.
 
 Limits: gradients are switched off by `no_grad`, not by inference mode. A user's module may keep tensors (a table it
 computes on first use), and could not train with tensors of inference mode.
@@ -27,7 +28,7 @@ from dslc.compiler.ir.program import JobProgram, LossStep, MetricStep, RankPlace
 from dslc.compiler.placement.shares import largest, piece
 from dslc.compiler.trace.structures import Structure, call, map_tensors
 from dslc.runtime.data.batches import read_batches, split_batches
-from dslc.runtime.data.sampler import largest_share
+from dslc.runtime.data.sampler import largest_share, split_indices
 from dslc.runtime.data.samples import Pair, Splits
 from dslc.runtime.data.splits import Split, range_of, samples_of
 from dslc.runtime.loop.metrics import Metrics
@@ -42,6 +43,7 @@ from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.step.full_batch import concatenate
 from dslc.runtime.technique.chunked_head import computes_losses
 from dslc.runtime.technique.precision import autocast
+from dslc.runtime.technique.sample_draws import SampleDraws
 
 _LOSS = MetricStep(kind="loss", name="loss")
 
@@ -57,7 +59,8 @@ def evaluate(
 ) -> dict[str, Value]:
     """Returns the metrics over the whole split, by name; the same on every rank."""
     steps = job.metrics if any(step.kind == "loss" for step in job.metrics) else (_LOSS, *job.metrics)
-    full_evaluation = WholeEvaluation(job, place, parts) if job.loss.together else None
+    draws = SampleDraws(job, place)
+    full_evaluation = WholeEvaluation(job, place, parts, draws, split) if job.loss.together else None
     separable = [step for step in steps if full_evaluation is None or step.kind != "loss"]
     summed = Metrics([step for step in separable if not keeps(step)], job.loss, parts.device, answer_pieces(job))
     stateful = [StatefulMetric(step, job.loss, parts.device) for step in steps if keeps(step)]
@@ -65,6 +68,7 @@ def evaluate(
     needs_logits = any(not _is_sum_of_losses(step, job.loss) for step in steps)
     with evaluating(parts):
         size = batch_size(job, place)
+        own_samples = iter(split_indices(job.data, split, place).split(size))
         pass_batches = (
             full_evaluation.batches(splits, split, size)
             if full_evaluation
@@ -77,7 +81,11 @@ def evaluate(
                 continue
             if full_evaluation is not None:
                 full_evaluation.add(output, target, counts)
-            if counts:
+            if counts and full_evaluation is None:
+                numbers = next(own_samples)
+                with draws.in_evaluated_loss(split, int(numbers[0]), len(numbers)):
+                    summed.update(output, own_target)
+            elif counts:
                 summed.update(output, own_target)
             if stateful:
                 output = gather_output(job, output)
@@ -182,9 +190,12 @@ class WholeEvaluation:
     without samples of a batch makes an output all the same, which does not count.
     """
 
-    def __init__(self, job: JobProgram, place: RankPlace, parts: TrainingComponents) -> None:
+    def __init__(
+        self, job: JobProgram, place: RankPlace, parts: TrainingComponents, draws: SampleDraws, split: Split
+    ) -> None:
         assert isinstance(parts.loss, WholeSum)
         self._job, self._place, self._parts, self._loss = job, place, parts, parts.loss
+        self._draws, self._split, self._begin = draws, split, range_of(job.data, split)[0]
         self.sums = torch.zeros(2, dtype=torch.float64, device=parts.device)
         gathered_samples(job, place, job.data.batch)  # all ranks make the groups now
         self._outputs: list[Pair] = []
@@ -224,5 +235,9 @@ class WholeEvaluation:
         output, target = (concatenate([pair[n] for pair in self._outputs]) for n in (0, 1))
         self._outputs.clear()
         start, stop = piece(batch, self._place.data_ranks, self._place.data_rank)
-        self.sums[0] += self._loss.gathered_sum(output, target, gathered_samples(self._job, self._place, batch))
+        gather = gathered_samples(self._job, self._place, batch)
+        first = self._begin + start - gather.first
+        with self._draws.in_evaluated_loss(self._split, first, gather.samples):
+            self.sums[0] += self._loss.gathered_sum(output, target, gather)
+        self._begin += batch
         self.sums[1] += stop - start

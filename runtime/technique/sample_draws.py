@@ -11,7 +11,7 @@ kind of device.
 generators. The dropout of attention and of `nn.LSTM` goes through the same kernels.
 
 Contract: the first dim of a filled tensor goes sample by sample, or the dim that the step's `dims` names; or the
-numbers are the same for all samples. Memory and autograd are torch's own. Other threads, other passes (an evaluation)
+numbers are the same for all samples. Memory and autograd are torch's own. Other threads, the network in an evaluation,
 and calls with a generator get torch's numbers.
 
 If a rank has some heads, features or positions of a draw, it makes the numbers of the whole sample, and takes its own.
@@ -237,6 +237,22 @@ class SampleDraws:
             yield
         finally:
             ACTIVE.layer = before
+
+    @contextmanager
+    def in_evaluated_loss(self, split: str, first: int, samples: int) -> Iterator[None]:
+        """Lets the loss of `samples` samples of a split, from number `first` on, draw by sample. Each evaluation draws
+        the same numbers.
+        """
+        if self._loss_layer is None:
+            yield
+            return
+        before = ACTIVE.samples, ACTIVE.layer
+        ACTIVE.samples = SamplePass(seed=self._job.seed, step=0, first=first, samples=samples)
+        ACTIVE.layer = replace(self._loss_layer, name=f"{self._loss_layer.name} of {split}")
+        try:
+            yield
+        finally:
+            ACTIVE.samples, ACTIVE.layer = before
 
     @contextmanager
     def in_gathered_loss(self, first: int, samples: int) -> Iterator[None]:

@@ -12,14 +12,15 @@ from dslc.jobs.check_job import check_one
 
 JOB = """
 model {{ network = mlp(widths = [16, 16]), loss = python("own_loss_draws:{loss}"{more}) }}
-data  {{ source = digits(), batch = 8 }}
+data  {{ source = digits(), batch = 8, validation = 5% }}
 devices {{ cpus = 1 }}
 train {{ steps = 4, optimizer = sgd(lr = 0.05) }}
+evaluate {{ every = 2 steps }}
 log   {{ every = 1 step }}
 """
 TOKENS = (
     "model.network=gpt(layers = 1, width = 16, heads = 2, context = 8, vocab = 256)",
-    "data.source=stdlib()",
+    "data.source=synthetic(samples = 90, vocab = 256, context = 8)",
 )
 TWO = "devices.cpus=2"
 PARTS = "parallelism.microbatches=2"
@@ -50,6 +51,7 @@ def test_a_loss_draws_what_one_process_draws(
     job = job_of(tmp_path, loss, more)
     assert "W0608" not in codes_of(job)
     one = train_job(launcher, job)
+    assert len(one.losses("validation")) == 2
     for plan in plans:
         agree(one, train_job(launcher, job, TWO, *plan))
 
