@@ -33,6 +33,18 @@ def noisy_tokens(scores: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy((dropped + noise).transpose(1, 2), target, reduction="none")
 
 
+def masked_tokens(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Has a mask of tokens, and counts by itself."""
+    kept = (torch.rand(target.shape) < 0.7).float()
+    return (F.cross_entropy(scores.transpose(1, 2), target, reduction="none") * kept).sum(), kept.sum()
+
+
+def noisy_numbers(output: Tensor, target: Tensor) -> Tensor:
+    """Has noise of each number, and a weight of each sample."""
+    away = output + 0.3 * torch.randn_like(output) - target
+    return away.square().flatten(1).mean(1) * (0.5 + torch.rand(len(target)))
+
+
 def turned_tokens(scores: Tensor, target: Tensor) -> Tensor:
     """Gives the first token what is drawn last."""
     noise = torch.randn(scores.shape)  # turned_tokens

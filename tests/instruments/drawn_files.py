@@ -13,7 +13,7 @@ from instruments import odd_parts_drawn, own_parts_drawn
 
 def lay_out(folder: Path) -> None:
     """Writes the files that the jobs name."""
-    for name in ("own_networks.py", "own_transformer.py"):
+    for name in ("own_networks.py", "own_transformer.py", "own_loss_draws.py"):
         shutil.copy(HELPERS / name, folder)
     own_parts_drawn.lay_out(folder)
     odd_parts_drawn.lay_out(folder)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from instruments import odd_parts_drawn, own_parts_drawn
 from instruments.experts_drawn import EXPERTS, draw_expert_axis, draw_experts
+from instruments.losses_drawn import LOSS_DRAWS, draw_drawing_loss
 from instruments.networks_drawn import NetworkDrawing, Shape, Task
 from instruments.optimizers_drawn import draw_float8, draw_optimizer, draw_other_optimizer
 from instruments.own_networks_drawn import DROPOUTS, draw_adapter, draw_dropout
@@ -59,9 +60,10 @@ def draw(
     odd: float = ODD,
     dropout: float = DROPOUTS,
     experts: float = EXPERTS,
+    loss_draws: float = LOSS_DRAWS,
 ) -> Drawn:
-    """Returns a job; `compile` is the share of jobs with `train.compile`, which takes half a minute each. `dropout` and
-    `experts` are those of the jobs which are neither `own` nor `odd`.
+    """Returns a job; `compile` is the share of jobs with `train.compile`, which takes half a minute each. `dropout`,
+    `experts` and `loss_draws` are those of the jobs which are neither `own` nor `odd`.
     """
     others = random.Random(f"odd {seed}")
     if others.random() < odd:
@@ -91,6 +93,7 @@ def draw(
     adapter = draw_adapter(random.Random(f"adapters {seed}"), blocks["model"]["network"])
     blocks["model"] |= {"adapter": adapter} if adapter else {}
     blocks["model"]["network"] = draw_dropout(random.Random(f"dropout {seed}"), blocks["model"]["network"], dropout)
+    draw_drawing_loss(random.Random(f"loss draws {seed}"), blocks, loss_draws)
     others = random.Random(f"experts {seed}")
     if draw_experts(others, blocks, experts):
         return _resumed(seed, others, blocks)

@@ -47,7 +47,9 @@ def test_experts_train_as_in_one_process(trainer: Trainer, seed: int) -> None:
 
 @pytest.mark.long
 def test_a_thousand_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`DSLC_SEED=…` draws others, and `DSLC_JOBS=…` more or fewer. Two processes train them, each its half."""
+    """`DSLC_SEED=…` draws others, and `DSLC_JOBS=…` more or fewer. `DSLC_SHARES=…` are shares of what is drawn, as
+    `"own=0 odd=0 dropout=1"`. Two processes train them, each its half.
+    """
     first, jobs = int(os.environ.get("DSLC_SEED", FIRST)), int(os.environ.get("DSLC_JOBS", 1000))
     tally, forced = Tally(), Forced()
     halves = [(tmp_path / str(half), range(first + half, first + jobs, 2)) for half in range(2)]
@@ -65,8 +67,10 @@ def _all(folder: Path, seeds: range) -> tuple[list[Result], list[Result], int]:
     """Returns the results of the jobs, of those that were forced, and how many were resumed under another plan."""
     folder.mkdir()
     trainer, results, forced = Trainer(folder), list[Result](), Forced()
+    pairs = (pair.split("=") for pair in os.environ.get("DSLC_SHARES", "").split())
+    shares = {name: float(share) for name, share in pairs}
     for seed in seeds:
-        drawn = draw(seed, compile=0.02)
+        drawn = draw(seed, **{"compile": 0.02} | shares)
         results.append(trainer.take(drawn))
         if forced.wants(results[-1]):
             forced.results.append(trainer.forced(drawn, results[-1]))
