@@ -55,6 +55,7 @@ class NetworkFacts(Record):
     paths_differ: bool = False  # passes over equal shapes use different parameters
     mixes: CodePlace | None = None  # in training the output of a sample depends on other samples of its batch
     mixes_evaluation: CodePlace | None = None  # the same in evaluation
+    evaluation_draw: CodePlace | None = None  # the first draw of torch's random numbers in evaluation
     loss_mixes: bool = False  # the loss that it returns for a sample depends on other samples of its batch
     moved: tuple[str, ...] = ()  # buffers that a forward pass moves by its samples
     counted: tuple[str, ...] = ()  # buffers that it moves the same way whatever the samples are

@@ -52,6 +52,7 @@ from dslc.compiler.trace.code_place import (
     restored_generators,
     set_inner_value,
 )
+from dslc.compiler.trace.draws import is_draw
 from dslc.compiler.trace.private_torch import AnyBatchNorm, Arguments, OperationMode, Operator, Options
 from dslc.compiler.trace.structures import call, flatten, map_tensors, tensors
 from dslc.runtime.data.samples import Pair
@@ -110,6 +111,8 @@ class NetworkTrial:
                 one = self._pass(self._fresh(), self.batch, training=False)
                 others = self._sample_passes(one, training=False)
                 facts = replace(facts, mixes_evaluation=self._mixing(one, others, training=False))
+                if one.drew:
+                    facts = replace(facts, evaluation_draw=self._place_of_evaluation_draw())
                 if self.loss is not None and facts.repeats:
                     facts = replace(facts, loss_mixes=self._loss_mixes())
             if self.unsteady and facts.host_draws is None:
@@ -210,6 +213,20 @@ class NetworkTrial:
         random_numbers.seed_host(_SEED)
         with HostDraws(model).line_of() as places:
             self._pass(model, self.batch)
+        return places[0] if places else CodePlace(module="", kind=type(model).__name__)
+
+    def _place_of_evaluation_draw(self) -> CodePlace:
+        model = self._fresh()
+        names = names_of(model)
+        places: list[CodePlace] = []
+
+        def run_operation(func: Operator, args: Arguments, kwargs: Options) -> object:
+            if is_draw(func):
+                places.append(place_of(sys._getframe(1), names, model))
+            return func(*args, **kwargs)
+
+        with OperationMode(run_operation):
+            self._pass(model, self.batch, training=False)
         return places[0] if places else CodePlace(module="", kind=type(model).__name__)
 
     def _place_of_difference(self) -> CodePlace:

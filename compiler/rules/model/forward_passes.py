@@ -1,6 +1,6 @@
 """Rules for what a network's forward pass draws, mixes, moves and keeps, as tracing and a trial show it.
 
-W0437, W0608, W0625, W0641 to W0648, E0641, E0643, E0644, E0680, E0681, W0685. The ranks, the micro-batches and the
+W0437, W0608, W0625, W0641 to W0649, E0641, E0643, E0644, E0680, E0681, W0685. The ranks, the micro-batches and the
 batches of an evaluation each have a part of what one process takes at once: a forward pass that depends on the whole
 computes something else there.
 """
@@ -68,6 +68,14 @@ def check_forward_passes(
             "together, which differs with the number of ranks and micro-batches",
             job.model.network_span,
             help="use `self.training` to compare samples in training only, and kept statistics in evaluation",
+        )
+    if facts.evaluation_draw is not None:
+        yield Diagnostic(
+            "W0649",
+            f"the network draws random numbers in evaluation mode, too ({place_text(facts.evaluation_draw)}): "
+            "evaluations and `predict` do not repeat themselves, and each rank draws others",
+            job.model.network_span,
+            help="`F.dropout(x, training = self.training)` and `nn.Dropout` draw in training only",
         )
     yield from _check_recomputed(job, model, facts)
     yield from _check_untracked(job, ranks, workload, facts)

@@ -145,6 +145,12 @@ def test_a_network_that_mixes_samples_is_known_by_its_line(how: str, code: str) 
     assert facts.mixes is not None and (how == "dropout" or code_at(facts.mixes) == code)
 
 
+@pytest.mark.parametrize("told", [False, True])
+def test_a_draw_in_evaluation_is_known_by_its_line(told: bool) -> None:
+    facts = tried(lambda: own.Dropping(told))
+    assert facts.evaluation_draw is None if told else "else F.dropout(x, 0.1)" in code_at(facts.evaluation_draw)
+
+
 class Attends(nn.Module):
     """Attention of torch, whose joined projections begin with three parts, before the samples are compared."""
 

@@ -1,0 +1,5 @@
+import "../base/vectors.plt"
+
+model {
+  network = python("../../helpers/own_forward_passes:Dropping") #! W0649
+}
