@@ -1,11 +1,14 @@
-"""Trains a small Llama on pairs of answers by TRL and by dslc, from the same weights, and compares the losses.
+"""Trains a small Llama by TRL and by dslc on pairs of answers or on chats, from the same weights, and compares the
+losses.
 
-Model: `ipo` is TRL's DPOTrainer, `simpo` its CPOTrainer without cross entropy, `orpo` its ORPOTrainer. Samples come in
-their order. TRL's `orpo` counts the prompt in its cross entropy, and means over the tokens of a batch: prompts of one
-token and one chosen answer make both the same, as nothing predicts the first token.
+Model: `chat` is TRL's SFTTrainer with `assistant_only_loss`, `ipo` is TRL's DPOTrainer, `simpo` its CPOTrainer without
+cross entropy, `orpo` its ORPOTrainer. Samples come in their order. TRL's `orpo` counts the prompt in its cross entropy,
+and means over the tokens of a batch: prompts of one token and one chosen answer make both the same, as nothing predicts
+the first token.
 
 Run it where both are installed: TRL is no dependency of the project. `python -m venv DIR`, in it `pip install
-'.[transformers]' 'trl==1.16.*'`, then `python tests/instruments/trl_pairs.py`. The variable DSLC names another command.
+'.[transformers]' 'trl==1.16.*'`, then `python tests/instruments/beside_trl.py`. The variable DSLC names another
+command.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,7 @@ from dslc.runtime.process.vision_library import let_torchvision_load
 
 STEPS, BATCH, LENGTH = 50, 8, 96
 LOSSES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    "chat": ("cross_entropy()", "trl", "SFT", {"assistant_only_loss": True}),
     "dpo": ("dpo(beta = 0.1)", "trl", "DPO", {"beta": 0.1}),
     "ipo": ("ipo(beta = 0.1)", "trl", "DPO", {"beta": 0.1, "loss_type": ["ipo"]}),
     "simpo": (
@@ -43,7 +48,7 @@ model {
   loss    = LOSS
 }
 data {
-  source  = preferences("pairs.jsonl", tokenizer = "start", max_length = LENGTH)
+  source  = SOURCE("rows.jsonl", tokenizer = "start", max_length = LENGTH)
   batch   = BATCH
   shuffle = false
 }
@@ -69,7 +74,9 @@ def main() -> int:
     for word in sys.argv[1:] or LOSSES:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            rows = write_start(folder, one_token=word == "orpo")
+            write_start(folder)
+            rows = chats() if word == "chat" else pairs(one_token=word == "orpo")
+            (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
             theirs = train_by_trl(folder, word, rows)
             for settings in ((), ("devices.cpus=2", "parallelism.zero=3")):
                 ours = train_by_dslc(folder, word, *settings)
@@ -84,8 +91,8 @@ def main() -> int:
     return int(worst > 1e-5)
 
 
-def write_start(folder: Path, *, one_token: bool) -> list[dict[str, str]]:
-    """Writes weights, tokenizer and pairs of texts; returns the pairs."""
+def write_start(folder: Path) -> None:
+    """Writes weights and a tokenizer."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -102,6 +109,16 @@ def write_start(folder: Path, *, one_token: bool) -> list[dict[str, str]]:
         tie_word_embeddings=False,
     )
     LlamaForCausalLM(config).save_pretrained(folder / "start")
+
+
+def chats() -> list[dict[str, Any]]:
+    """Returns conversations that a sequence has whole."""
+    rows = [json.loads(line) for line in (TEMPLATES / "chat" / "conversations.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if sum(len(message["content"]) for message in row["messages"]) < LENGTH]
+    return rows[: len(rows) // BATCH * BATCH]
+
+
+def pairs(*, one_token: bool) -> list[dict[str, str]]:
     rows = []
     for line in (TEMPLATES / "dpo" / "pairs.jsonl").read_text().splitlines():
         pair = json.loads(line)
@@ -111,12 +128,10 @@ def write_start(folder: Path, *, one_token: bool) -> list[dict[str, str]]:
             if one_token
             else {"prompt": prompt[:40], "chosen": chosen[:40], "rejected": rejected[:50]}
         )
-    rows = rows[: len(rows) // BATCH * BATCH]
-    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return rows
+    return rows[: len(rows) // BATCH * BATCH]
 
 
-def train_by_trl(folder: Path, word: str, rows: list[dict[str, str]]) -> list[float]:
+def train_by_trl(folder: Path, word: str, rows: Sequence[Mapping[str, Any]]) -> list[float]:
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -152,7 +167,7 @@ def train_by_trl(folder: Path, word: str, rows: list[dict[str, str]]) -> list[fl
     trainer = recorder(
         model=AutoModelForCausalLM.from_pretrained(folder / "start"),
         args=config,
-        train_dataset=Dataset.from_list(rows),
+        train_dataset=Dataset.from_list([*rows]),
         processing_class=AutoTokenizer.from_pretrained(folder / "start"),
     )
     trainer.train()
@@ -160,7 +175,7 @@ def train_by_trl(folder: Path, word: str, rows: list[dict[str, str]]) -> list[fl
 
 
 def train_by_dslc(folder: Path, word: str, *settings: str) -> list[float]:
-    text = JOB.replace("LOSS", LOSSES[word][0])
+    text = JOB.replace("LOSS", LOSSES[word][0]).replace("SOURCE", "chat" if word == "chat" else "preferences")
     for name, number in (("STEPS", STEPS), ("BATCH", BATCH), ("LENGTH", LENGTH)):
         text = text.replace(name, str(number))
     (folder / "job.plt").write_text(text)
