@@ -180,6 +180,10 @@ def _values() -> Iterator[tuple[str, str]]:
     yield "a thousand layers", gpt(990)
     yield "a thousand layers in little memory", gpt(990, "memory { limit = 1MB }")
     yield "many layers in little memory on many", gpt(1000, "devices { cpus = 8 }\nmemory { limit = 1MB }")
+    devices = "devices { nodes = 1..64, cpus = 64 }\n"
+    split = "parallelism { tensor = 4, context = 4, pipeline = 4, zero = 3, microbatches = 4, schedule = 1f1b }\n"
+    little = "memory { recompute = every(2), limit = 1MB }"
+    yield "stages in little memory", gpt(128, devices + split + little, batch="884736")
     yield "layers in a sweep", gpt(990, "sweep { data.batch = [" + many(99, "1{}") + "] }")
     yield "a sweep", written("sweep { data.batch = [" + many(9_000, "1{}") + "] }")
     yield "a sweep within bounds", written("sweep { data.batch = [" + many(99, "1{}") + "] }")

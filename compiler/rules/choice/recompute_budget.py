@@ -86,6 +86,11 @@ class _PartialChoice(NamedTuple):
     blocks: int = 0  # a bit for each layer of the rank that is recomputed
 
     @property
+    def least_peak(self) -> int:
+        """The highest stop without what the rank holds beside an action."""
+        return max(self.highest, default=0)
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         return self.kept, self.kept + self.copies, *self.totals, *self.highest
 
@@ -119,12 +124,20 @@ class _RankSearch:
         if self._fixed > limit:
             return None
         for choice in sorted(self._choices(limit)):
-            if self._peak(choice) <= limit:
+            if choice.least_peak <= limit and self._peak(choice) <= limit:
                 return self._blocks(choice)
         return None
 
     def lowest(self) -> set[str]:
-        return self._blocks(min((self._peak(choice), choice) for choice in self._choices(None))[1])
+        """Returns the blocks of the smallest peak."""
+        best: tuple[int, _PartialChoice] | None = None
+        for choice in sorted(self._choices(None), key=lambda choice: (choice.least_peak, choice)):
+            if best is not None and choice.least_peak > best[0]:
+                break
+            found = self._peak(choice), choice
+            best = found if best is None else min(best, found)
+        assert best is not None
+        return self._blocks(best[1])
 
     def _blocks(self, choice: _PartialChoice) -> set[str]:
         return {name for n, name in enumerate(self._names) if choice.blocks >> n & 1}
