@@ -35,7 +35,7 @@ from dslc.verification.bisection import (
     step_rows,
     tensor_text,
 )
-from dslc.verification.comparison import ROUNDING_FACTOR, rounding_share_text
+from dslc.verification.comparison import rounding_share_text
 from dslc.verification.observed_runs import (
     expected_differences,
     layout_text,
@@ -53,7 +53,7 @@ from dslc.verification.recordings import (
     write_recording,
 )
 from dslc.verification.replay_window import ReplayWindow, window_from, window_of_runs
-from dslc.verification.rounding_bounds import measure_bounds
+from dslc.verification.rounding_bounds import SHARE_LIMIT, measure_bounds
 from dslc.verification.variants import observed, one_process
 
 SAME, DIFFERENT = GOOD, JOB_AT_FAULT
@@ -452,7 +452,7 @@ def _json(
         "details": result.details,
         "tensor": _distance_json(first),
         "largest": _distance_json(most),
-        "limit": ROUNDING_FACTOR,
+        "limit": SHARE_LIMIT,
         "compared": len(result.compared),
         "missing": len(result.missing),
         "expected": list(by_nature),

@@ -15,9 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dslc.dsl.words import plural, shorten_list
-from dslc.verification.comparison import ROUNDING_FACTOR
 from dslc.verification.recordings import GRADIENT, LOSS, NORM, OUTPUT, STATE, RecordedStep, TensorKey, TensorRecording
-from dslc.verification.rounding_bounds import distance, norm
+from dslc.verification.rounding_bounds import SHARE_LIMIT, distance, norm
 
 _NAMED = 3
 
@@ -33,7 +32,7 @@ class TensorDistance:
 
     @property
     def is_explained(self) -> bool:
-        return self.share <= ROUNDING_FACTOR
+        return self.share <= SHARE_LIMIT
 
 
 @dataclass(kw_only=True)
@@ -159,7 +158,7 @@ def _differing_copies(
     for key in keys:
         for name, recording in zip("AB", recordings, strict=True):
             copies = recording.copies.get(key)
-            if copies is not None and key in bounds and not copies.distance <= ROUNDING_FACTOR * bounds[key]:
+            if copies is not None and key in bounds and not copies.distance <= SHARE_LIMIT * bounds[key]:
                 yield (
                     key,
                     f"{tensor_text(key)} within {name}: rank {copies.rank}'s copy is {copies.distance:.3g} away from "
@@ -209,7 +208,7 @@ def _describe(
         )
     if reference is not None and key in reference.sums:
         shares = [tensor_distance(each, reference, bounds, key).share for each in (one, other)]
-        verdicts = [share <= ROUNDING_FACTOR for share in shares]
+        verdicts = [share <= SHARE_LIMIT for share in shares]
         blame = {(True, False): "; B is the one that differs", (False, True): "; A is the one that differs"}
         result.details.append(
             f"from one process without rounding, A differs by {_times(shares[0])} the rounding and B by "

@@ -11,7 +11,7 @@ A loss and a norm are one number, which may be exact by chance. The rounding of 
 rounding of the outputs, times the loss. The rounding of a norm is at least that of all gradients together. A tensor of
 fewer than `SMALL_TENSOR` numbers has at least the median relative rounding of the tensors of its kind in its step.
 
-A difference is a share of the rounding. One that is more than `ROUNDING_FACTOR` of it has another cause: a plan sums in
+A difference is a share of the rounding. One that is more than `SHARE_LIMIT` of it has another cause: a plan sums in
 orders, and in pieces, that the measured ones do not have. The limit is the same for all tensors.
 
 Limit: Adam and its kind divide by the size of a gradient. A single number whose gradient nearly vanishes then has most
@@ -28,6 +28,7 @@ from dslc.verification.comparison import HALF_LAST_PLACE
 from dslc.verification.recordings import GRADIENT, LOSS, NORM, OUTPUT, STATE, TensorKey, TensorRecording
 
 SMALL_TENSOR = 32
+SHARE_LIMIT = 16.0  # of equal trainings one in a thousand reaches 10 (docs/bisect.md)
 _PLAUSIBLE = 0.1  # of a tensor's norm: rounding is less
 
 

@@ -37,7 +37,7 @@ from dslc.verification.recordings import (
     read_recording,
     write_recording,
 )
-from dslc.verification.rounding_bounds import measure_bounds
+from dslc.verification.rounding_bounds import SHARE_LIMIT, measure_bounds
 
 GPT = job_text(
     model={"network": "gpt(layers = 2, width = 32, heads = 2, context = 16, vocab = 256, tie = true, dropout = 0.1)"},
@@ -367,7 +367,7 @@ def test_each_axis_differs_by_rounding_alone(recorded_gpt: Path, settings: tuple
     result = bisect(recorded_gpt, "a.recording", "job.plt", *settings, "--steps=2")
     assert result["same"], result
     assert result["compared"] > 150 and result["missing"] < 10
-    assert result["largest"]["share"] < result["limit"] == 10
+    assert result["largest"]["share"] < result["limit"] == SHARE_LIMIT
 
 
 @pytest.mark.slow
@@ -376,7 +376,7 @@ def test_a_plan_in_16_bits_and_one_process(tmp_path: Path) -> None:
     result = bisect(tmp_path, "job.plt", "--steps=2")
     assert result["same"], result
     assert result["b"] == {"name": "job.plt in one process", "plan": "one process"}
-    assert 0 < result["largest"]["share"] < 10 and result["compared"] > 150
+    assert 0 < result["largest"]["share"] < SHARE_LIMIT and result["compared"] > 150
 
 
 @pytest.mark.slow
@@ -448,7 +448,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_planted_fault_is_named_and_another_plan_is_none(recorded: Path) -> None:
     result = bisect(recorded, "a.recording", "job.plt", "--steps=1", fault="a wrong backward pass")
     assert (result["at"], result["step"], result["line"]) == ("the gradient of `norm.bias`", 1, "job.plt:3:13")
-    assert result["tensor"]["share"] > 10 > 2 > result["steps"][0]["loss_share"]
+    assert result["tensor"]["share"] > SHARE_LIMIT > 2 > result["steps"][0]["loss_share"]
     result = bisect(recorded, "a.recording", "job.plt", "parallelism.zero=3", "--steps=1")
     assert result["same"] and result["compared"] == 20 and result["missing"] == 0, result
     assert result["largest"]["share"] < 5

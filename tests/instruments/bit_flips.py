@@ -33,9 +33,9 @@ from helpers.paths import HELPERS
 from dslc.commands.bisect import BisectedSide, MeasuredRounding, Trainings, open_side, single_process
 from dslc.terminal.exit_codes import CommandFailedError
 from dslc.verification.bisection import find_difference
-from dslc.verification.comparison import ROUNDING_FACTOR
 from dslc.verification.recordings import GRADIENT, STATE, TensorKey, TensorRecording
 from dslc.verification.replay_window import ReplayWindow
+from dslc.verification.rounding_bounds import SHARE_LIMIT
 
 RANKS, STEPS = 3, 4
 SIZES = {
@@ -105,15 +105,15 @@ class FlipTrial:
             return "wrong: a copy that differs is not found"
         result = find_difference(self._undisturbed, recording, self._rounding.bounds, self._rounding.reference)
         if not result.text:
-            return "nothing" if share < ROUNDING_FACTOR * _EXPLAINED else "wrong: nothing is named"
+            return "nothing" if share < SHARE_LIMIT * _EXPLAINED else "wrong: nothing is named"
         assert result.first is not None or share, result.text
         key = result.first.key if result.first is not None else None
         if key == _key(flip):
-            return "named" if share > ROUNDING_FACTOR / _EXPLAINED else f"wrong: {result.text} by {share:.2g}"
+            return "named" if share > SHARE_LIMIT / _EXPLAINED else f"wrong: {result.text} by {share:.2g}"
         is_later = (result.step or 0) > flip.step or (
             key is not None and key.step == flip.step and flip.kind == "gradient" and key.kind != "output"
         )
-        if is_later and share < ROUNDING_FACTOR * _EXPLAINED:
+        if is_later and share < SHARE_LIMIT * _EXPLAINED:
             return "nothing"  # the change has grown
         return f"wrong: {result.text} of step {result.step}"
 
@@ -124,7 +124,7 @@ class FlipTrial:
             due = step == flip.step if share > 0 else step > flip.step
             is_right = due and name == flip.parameter and rank == flip.rank and flip.kind != "gradient"
             return "copies" if is_right else f"wrong: {copies[0]}"
-        if stopped is not None and int(stopped[1]) in (flip.step, flip.step + 1) and share > ROUNDING_FACTOR:
+        if stopped is not None and int(stopped[1]) in (flip.step, flip.step + 1) and share > SHARE_LIMIT:
             return "stopped"
         return f"wrong: {shown}"
 
