@@ -43,7 +43,7 @@ NAME = "trace.json.gz"
 MARKS = (TRACE_MARK, "PP:")  # of the ranges of a rank, and of torch's schedule runtime
 # Messages are not among them: over a pipeline the plan's lane has them.
 COLLECTIVES = frozenset(("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"))
-SHARED = "shared memory"  # the lane of collectives through it
+SHARED_MEMORY_LANE = "shared memory"  # of the collectives over it
 _TRACKS = 1000  # numbers of threads for each rank
 
 Event = dict[str, Any]
@@ -147,7 +147,7 @@ def _shared_memory_events(logs: str, rank: int) -> Iterator[Event]:
     if os.path.exists(path):
         with open(path, encoding="utf-8") as file:
             for event in json.load(file):
-                yield {**event, "ph": "X", "cat": "dslc", "pid": 0, "tid": SHARED, "args": {}}
+                yield {**event, "ph": "X", "cat": "dslc", "pid": 0, "tid": SHARED_MEMORY_LANE, "args": {}}
 
 
 class RankTrace:
@@ -254,7 +254,7 @@ class RankTrace:
         }
         main = next(((e["pid"], e["tid"]) for e in self._events if e["name"].startswith(MARKS)), None)
         titles |= {main: "main thread"} if main is not None else {}
-        titles[0, SHARED] = SHARED
+        titles[0, SHARED_MEMORY_LANE] = SHARED_MEMORY_LANE
         threads: dict[tuple[int, object], list[Event]] = {main: []} if main is not None else {}
         for event in self._events:
             if event["ph"] != "M" and not event["name"].startswith(MARKS):

@@ -28,7 +28,7 @@ from dslc.verification.comparison import HALF_LAST_PLACE
 from dslc.verification.recordings import GRADIENT, LOSS, NORM, OUTPUT, STATE, TensorKey, TensorRecording
 
 SMALL_TENSOR = 32
-SHARE_LIMIT = 16.0  # of equal trainings one in a thousand reaches 10 (docs/bisect.md)
+SHARE_LIMIT = 16.0  # times the rounding; one of 1,872 equal trainings reached 10.1 (docs/bisect.md)
 _PLAUSIBLE = 0.1  # of a tensor's norm: rounding is less
 
 

@@ -350,13 +350,15 @@ class MemoryAccount:
         """Returns for each layer the bytes that variables of its callers hold: the inputs of the modules around it,
         where no layer keeps them. The input of the stage lies elsewhere.
         """
+        if self._model.traced is not None:  # whose callers are not known
+            return dict.fromkeys(stage.layers, 0)
         held: dict[int, int] = {}
         first_in: dict[str, int] = {}  # of each module around layers, its first layer
         for n in stage.layers:
             parts = self._layers[n].name.split(".")
             around = {first_in.setdefault(".".join(parts[:end]), n) for end in range(1, len(parts))}
             held[n] = sum(self._bytes[first].unkept for first in around if stage.layers.start < first < n)
-        return held if self._model.traced is None else dict.fromkeys(held, 0)
+        return held
 
     def _activations_before(self, layer: int) -> int:
         """Returns what the layers of the stage before this one keep."""

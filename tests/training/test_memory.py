@@ -139,6 +139,17 @@ def test_routers_keep_what_autograd_keeps(case: Case) -> None:
     assert abs(found.error) <= 0.0005, (found.error, found.predicted, found.at_peak, found.when)
 
 
+def on_other_plans(case: Case) -> list[Case]:
+    """Returns a case with experts in other precision, recomputed, sharded, and on the axes of experts and tensors."""
+    return [
+        replace(case, precision="bf16"),
+        replace(case, recompute="full"),
+        replace(case, ranks=2, zero=3),
+        replace(case, ranks=2, expert=2),
+        replace(case, ranks=4, expert=2, tensor=2, sequence="true"),
+    ]
+
+
 EVEN = Case(network="even experts")
 
 
@@ -151,12 +162,8 @@ EVEN = Case(network="even experts")
         *(
             pytest.param(case, marks=pytest.mark.long)
             for case in (
-                replace(EVEN, precision="bf16"),
-                replace(EVEN, recompute="full"),
-                replace(EVEN, ranks=2, zero=3),
+                *on_other_plans(EVEN),
                 replace(EVEN, ranks=2, tensor=2, sequence="true"),
-                replace(EVEN, ranks=2, expert=2),
-                replace(EVEN, ranks=4, expert=2, tensor=2, sequence="true"),
                 Case(network="llama", ranks=2, tensor=2, sequence="false"),
             )
         ),
@@ -181,12 +188,8 @@ ADAPTED = replace(EVEN, adapter='lora(8, ["experts.gate_up_proj", "experts.down_
         *(
             pytest.param(case, marks=pytest.mark.long)
             for case in (
-                replace(ADAPTED, precision="bf16"),
-                replace(ADAPTED, recompute="full"),
-                replace(ADAPTED, ranks=2, zero=3),
+                *on_other_plans(ADAPTED),
                 replace(ADAPTED, ranks=2, tensor=2, sequence="false"),
-                replace(ADAPTED, ranks=2, expert=2),
-                replace(ADAPTED, ranks=4, expert=2, tensor=2, sequence="true"),
                 replace(ADAPTED, ranks=2, pipeline=2, microbatches=2),
                 replace(ADAPTED, adapter='lora(4, ["experts.gate_up_proj"])'),  # zeros widen the matrices to 8
                 Case(network="llama", adapter='lora(8, ["o_proj"])'),
