@@ -88,7 +88,7 @@ def _check_network(job: JobSpec, model: ModelGraph | None, span: Span | None) ->
                 span,
                 label=division(parameter.experts, job.parallelism.expert),
                 notes=(Note("the experts", layer.span if layer else None),),
-                help=remedy(set_field("parallelism.expert", common, "a divisor of the experts")),
+                help=remedy(set_field("parallelism.expert", common), ", which divides the experts"),
             )
             return
 
