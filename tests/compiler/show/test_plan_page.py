@@ -56,6 +56,7 @@ def test_the_page_is_whole_and_holds_the_plan(page: str) -> None:
     assert addresses <= {""} and "import " not in page and len(page) < 1_000_000
 
 
+@pytest.mark.processes
 def test_no_name_ends_the_data_or_the_scripts() -> None:
     plan = replace(made_plans.sixteen(), job="<!--<script></script>")
     page = plan_page(plan)
