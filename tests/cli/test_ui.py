@@ -382,6 +382,7 @@ def test_it_prints_its_address_and_ctrl_c_ends_it(runs: Path) -> None:
 
 CELLS = "[...document.querySelectorAll('#runs tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
 POINTS_OF_RUN_4 = "document.querySelector('#curves figure:first-child .curve').getAttribute('points').split(' ').length"
+LABELS = "[...document.querySelectorAll('#parallel [data-run]')].map((line) => line.ariaLabel)"
 LEGENDS = "[...document.querySelectorAll('#curves figcaption')].map((each) => each.textContent)"
 
 
@@ -390,7 +391,8 @@ LEGENDS = "[...document.querySelectorAll('#curves figcaption')].map((each) => ea
 def test_a_reader_compares_runs_that_train(server: RunServer, runs: Path, tmp_path: Path) -> None:
     with Browser(tmp_path / "profile") as browser:
         browser.open(server.address)
-        browser.wait_for("document.querySelectorAll('#curves figure').length === 3")
+        browser.wait_for(f"{LABELS}.includes('run 3, lr=1.0, lr 1.0, best validation loss 0.2 at 4')")
+        browser.wait_for(f"{LEGENDS}[0].includes('run 3 0.125')")
         heads = browser.evaluate("[...document.querySelectorAll('#runs thead th')].map((cell) => cell.textContent)")
         assert heads[:4] == ["curves", "run", "state", "lr"] and "best validation loss" in heads
         assert [row[1:4] for row in browser.evaluate(CELLS)] == [
@@ -398,6 +400,7 @@ def test_a_reader_compares_runs_that_train(server: RunServer, runs: Path, tmp_pa
         ]
         assert browser.evaluate("document.getElementById('status').textContent") == "3 runs: 3 done"
         assert browser.evaluate(LEGENDS)[0] == "train loss run 1 0.125run 2 0.125run 3 0.125"
+        assert browser.evaluate("document.querySelectorAll('#curves figure').length") == 3
 
         # A run that is written while the page is open.
         folder = run_folder(runs, "late", "train.optimizer.lr=0.5", state="running", steps=3)
@@ -413,14 +416,12 @@ def test_a_reader_compares_runs_that_train(server: RunServer, runs: Path, tmp_pa
         records.close()
         write_status(str(folder), RunStatus(state="done", step=20, steps=20))
         browser.wait_for("document.getElementById('status').textContent === '4 runs: 4 done'")
+        browser.wait_for(f"{LABELS}.includes('run 4, late, lr 0.5, best validation loss 0.1 at 20')")
 
         # What differs: axes, a line for each run, a part of an axis as a filter.
         titles = "[...document.querySelectorAll('.axis .title')].map((each) => each.textContent)"
         assert browser.evaluate(titles) == ["lr", "best validation loss"]
-        labels = browser.evaluate(
-            "[...document.querySelectorAll('#parallel [data-run]')].map((line) => line.ariaLabel)"
-        )
-        assert "run 4, late, lr 0.5, best validation loss 0.1 at 20" in labels and len(labels) == 4
+        assert len(browser.evaluate(LABELS)) == 4
         browser.evaluate(BRUSH)
         assert [row[1] for row in browser.evaluate(CELLS)] == ["late", "lr=1.0"]
         assert browser.evaluate("document.querySelectorAll('.line.dimmed').length") == 2

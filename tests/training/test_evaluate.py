@@ -249,7 +249,8 @@ def test_a_prediction_that_fails_is_named_and_leaves_its_logs(tmp_path: Path) ->
     (left,) = tmp_path.glob(".dslc-predict-*")
     assert (left / "logs" / "rank-0.log").exists()
     shutil.rmtree(left)
-    (tmp_path / "broken.py").write_text(BROKEN.replace("number == 15", "number == 20"))
+    whole = BROKEN.replace("number == 15", "False")  # of another size: within a second Python would not see it
+    (tmp_path / "broken.py").write_text(whole)
     run = dslc(*words, cwd=tmp_path)
     assert run.returncode == 0, run.stdout + run.stderr
     assert not list(tmp_path.glob(".dslc-predict-*"))
