@@ -16,7 +16,7 @@ const failed = new Map(); // the bytes of runs whose curves could not be read
 const shownNames = new Set();
 /** @type {Map<string, Filter>} */
 const filters = new Map();
-let revision = 0, isFirst = true, outcomeKey = "", order = { key: "", isDescending: false };
+let revision = 0, isFirst = true, outcomeKey = "", isOutcomeChosen = false, order = { key: "", isDescending: false };
 /** @type {string[]} */
 let differing = [];
 
@@ -171,10 +171,11 @@ function showAxes(comparison) {
   }
 }
 
-/** Shows the metrics of which one is the outcome, and returns it. @param {Column[]} results */
+/** Shows the metrics of which one is the outcome, and returns it: the best loss as soon as a run has one, until the reader
+ * chooses or filters. @param {Column[]} results */
 function showOutcomes(results) {
   const keys = results.map((column) => column.key);
-  if (!keys.includes(outcomeKey)) {
+  if (!keys.includes(outcomeKey) || !(isOutcomeChosen || filters.has(outcomeKey))) {
     outcomeKey = keys.find((key) => /^best .*loss$/.test(key)) ?? keys.find((key) => key.startsWith("best ")) ?? keys[0] ?? "";
   }
   if (JSON.stringify([...outcomes.options].map((option) => option.value)) !== JSON.stringify(keys)) {
@@ -202,7 +203,7 @@ function showCharts() {
 
 outcomes.addEventListener("change", () => {
   filters.delete(outcomeKey);
-  outcomeKey = outcomes.value;
+  [outcomeKey, isOutcomeChosen] = [outcomes.value, true];
   show();
 });
 phases.addEventListener("toggle", showCharts);

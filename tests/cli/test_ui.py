@@ -411,8 +411,8 @@ def test_a_reader_compares_runs_that_train(server: RunServer, runs: Path, tmp_pa
             for step in range(first, last + 1):
                 records.write({"step": step, "split": "train", "loss": 1 / step, "seconds": float(step)})
             records.write({"step": last, "split": "validation", "loss": 2 / last})
-            browser.wait_for(f"{LEGENDS}[0].includes('run 4 {1 / last:g}')")
-            assert browser.evaluate(POINTS_OF_RUN_4) == last
+            browser.wait_for(f"{POINTS_OF_RUN_4} === {last}")
+            assert f"run 4 {1 / last:g}" in browser.evaluate(LEGENDS)[0]
         records.close()
         write_status(str(folder), RunStatus(state="done", step=20, steps=20))
         browser.wait_for("document.getElementById('status').textContent === '4 runs: 4 done'")
