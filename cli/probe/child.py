@@ -1,5 +1,13 @@
 """Runs a user's own code in a forked child, so that nothing it does stays, and returns its result or its exception.
 
+Model: this process imports torch for the children of all trials. Where a child has imported large libraries for the
+user's code, the trials go on in a process of their own (`in_trial_process`), which imports them, and from which the
+later children are forked. So a library that takes seconds is imported twice, whatever the number of trials, and not
+into the process of the command: on GPUs that could keep ranks from CUDA.
+
+Limits: in later children such a library is there before the first line of the user's code. Where that code sets an
+environment variable nothing is imported for it, as the library may read that.
+
 Code that stays at a line longer than `PATIENCE` says so on standard error, as no rank runs yet that could.
 """
 
@@ -10,12 +18,17 @@ import gc
 import importlib
 import json
 import os
+import pickle
 import select
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, NoReturn, Protocol, TextIO, TypeAlias, TypedDict
+from typing import Any, BinaryIO, NoReturn, Protocol, TextIO, TypeAlias, TypedDict, TypeVar
 
+from dslc.dsl.diagnostics import Diagnostic, Findings, recorded
+
+T = TypeVar("T")
 Json: TypeAlias = Any  # what JSON holds
 
 PATIENCE = 10.0  # seconds after which a line of the user's is named; then after twice as many, and so on
@@ -37,6 +50,7 @@ class ChildAnswer(TypedDict, total=False):
     processes: list[int]
     repeats: list[int]
     left: str  # these in words
+    libraries: list[str]  # modules of libraries that the work has imported
     status: int  # with which a child without an answer ended
 
 
@@ -53,6 +67,8 @@ class TrialObserver(Protocol):
 _watches: list[TrialObserver] = []
 _to_import: list[str] = []
 _LONG = 0.1  # seconds: children that end sooner are not worth an import
+_MANY = 100  # modules: about 0.1 s, and the fork of a process with torch
+_OF_TRIALS = ("dslc", "torch", "sympy", "mpmath")  # what trials import themselves
 
 
 @contextlib.contextmanager
@@ -83,6 +99,120 @@ def import_while_children_work(*modules: str) -> None:
     _to_import.extend(name for name in modules if name not in sys.modules and name not in _to_import)
 
 
+@dataclass
+class _Trials:
+    """The trials of a job, here or (`is_apart`) in the process that is forked for them. `answers` are those of the
+    children so far, which that process is told. `libraries` are modules that children have imported.
+    """
+
+    is_apart: bool = False
+    answers: list[ChildAnswer] = field(default_factory=list)
+    libraries: list[str] = field(default_factory=list)
+
+    def answer(self, work: Callable[[], object]) -> ChildAnswer:
+        """Returns the answer of a child. Raises `_ProcessNeededError` if others have imported much."""
+        if self.is_apart and self.answers:
+            return self.answers.pop(0)
+        if self.is_apart:
+            self._import_libraries()
+        elif len(self.libraries) >= _MANY:
+            raise _ProcessNeededError
+        answer = _forked(work)
+        if not self.is_apart:
+            self.answers.append(answer)
+        if not answer.get("left"):
+            self.libraries += answer.get("libraries", ())
+        return answer
+
+    def _import_libraries(self) -> None:
+        if not self.libraries:
+            return
+        from dslc.runtime.process.vision_library import let_torchvision_load
+
+        let_torchvision_load()
+        for name in self.libraries:
+            if name not in sys.modules:
+                with contextlib.suppress(Exception, SystemExit):  # any kind: each child meets it again
+                    importlib.import_module(name)
+        self.libraries.clear()
+
+
+_trials: _Trials | None = None
+
+
+class _ProcessNeededError(BaseException):
+    """Trials are to go on in a process of their own, with what they import."""
+
+
+def in_trial_process(find: Callable[[], Findings[T]]) -> Findings[T]:
+    """Returns what `find` returns, and yields what it yields: values that can be pickled. Once children import large
+    libraries it runs in a process forked for it, which imports them once.
+
+    In a program that has used torch on a machine with GPUs, whose children may not, all runs in this process.
+    """
+    global _trials
+    outer, _trials = _trials, _Trials()
+    try:
+        value, found = _all_of(find())
+    except _ProcessNeededError:
+        value, found = _in_process_of_its_own(find)
+    finally:
+        _trials = outer
+    yield from found
+    return value
+
+
+def _all_of(findings: Findings[T]) -> tuple[T, list[Diagnostic]]:
+    """Returns what a check returns and yields."""
+    found = recorded(findings)
+    while True:
+        try:
+            next(found)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+
+
+def _in_process_of_its_own(find: Callable[[], Findings[T]]) -> tuple[T, list[Diagnostic]]:
+    """Returns what `find` returns and yields. Where it raises an exception, or the process ends, it runs here."""
+    global _trials
+    import tempfile
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as file:
+        parent, process = os.getpid(), os.fork()
+        if process == 0:
+            _find_all(find, file, parent)
+        _wait_for(process)
+        file.seek(0)
+        if content := file.read():
+            outcome: tuple[T, list[Diagnostic]] = pickle.loads(content)
+            return outcome
+    _trials = None
+    return _all_of(find())
+
+
+def _find_all(find: Callable[[], Findings[T]], file: BinaryIO, parent: int) -> NoReturn:
+    """Writes what `find` returns and yields, and ends this process; writes nothing where it raises an exception."""
+    from dslc.probe.dependency_recorder import keep_library_variables, note_writes
+    from dslc.runtime.process.lifetime import end_with
+
+    try:
+        end_with(parent)
+        assert _trials is not None
+        _trials.is_apart = True
+        _to_import.clear()  # the process of the command does that
+        keep_library_variables()
+        note_writes()
+        _hush_libraries()
+        pickle.dump(_all_of(find()), file)
+        file.flush()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
 def _wait_for(child: int) -> None:
     """Waits until a child has ended. While a long one works, this process imports what it needs later."""
     if _to_import and hasattr(os, "pidfd_open"):
@@ -104,13 +234,22 @@ def in_child(work: Callable[[], object]) -> ChildAnswer:
 
     In a program that has used torch on a machine with GPUs, whose children may not, the work is done here.
     """
+    watches = list(_watches)
+    for watch in watches:
+        work = watch.wrap(work)
+    answer = _forked(work) if _trials is None else _trials.answer(work)
+    answer = _attempt_here(work) | {"left": ""} if "barred" in answer else answer
+    for watch in reversed(watches):
+        answer = watch.unwrap(answer)
+    return answer
+
+
+def _forked(work: Callable[[], object]) -> ChildAnswer:
+    """Returns the answer of a child that does the work, with what it has left running, in words."""
     import tempfile  # here, as most checks need no child
 
     from dslc.probe.leaked_resources import in_words, supervise
 
-    watches = list(_watches)
-    for watch in watches:
-        work = watch.wrap(work)
     sys.stdout.flush()
     sys.stderr.flush()
     with tempfile.TemporaryFile("w+", encoding="utf-8") as file:  # a pipe would stay open with processes that it leaves
@@ -132,14 +271,12 @@ def in_child(work: Callable[[], object]) -> ChildAnswer:
         answer |= {"threads": [], "processes": [], "repeats": []}
     new_processes = [process for process in final["processes"] if process not in answer["repeats"]]
     answer["left"] = in_words(answer["threads"], [*answer["processes"], *new_processes])
-    answer = _attempt_here(work) | {"left": ""} if "barred" in answer else answer
-    for watch in reversed(watches):
-        answer = watch.unwrap(answer)
     return answer
 
 
 def _answer(work: Callable[[], object], file: TextIO) -> NoReturn:
     """Writes the answer of a child, and ends it, even if `work` has left threads running."""
+    from dslc.probe.dependency_recorder import note_variables
     from dslc.probe.leaked_resources import end_own, of_repeats
 
     pid = os.getpid()
@@ -148,15 +285,31 @@ def _answer(work: Callable[[], object], file: TextIO) -> NoReturn:
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)  # a parent that ran parallel operations leaves no threads to its child
     try:
+        modules, variables = len(sys.modules), note_variables() if _trials is not None else []
         answer = {"barred": True} if _torch_is_barred() else _attempt(work, BaseException)
         if os.getpid() == pid:  # else `work` forked, and this is that process
             repeats = of_repeats()
             threads, processes = end_own()
-            _write(answer | {"threads": threads, "processes": processes, "repeats": repeats}, file)
+            answer |= {"threads": threads, "processes": processes, "repeats": repeats}
+            if _trials is not None and not variables:
+                answer["libraries"] = _imported_libraries(modules)
+            _write(answer, file)
             sys.stdout.flush()
             sys.stderr.flush()
     finally:
         os._exit(0)
+
+
+def _imported_libraries(begin: int) -> list[str]:
+    """Returns the modules of installed libraries that were imported after the first `begin` modules, in that order."""
+    from dslc.runtime.process.frame_ownership import is_installed
+
+    names = []
+    for name, module in list(sys.modules.items())[begin:]:
+        file = getattr(getattr(module, "__spec__", None), "origin", None)
+        if isinstance(file, str) and is_installed(file) and name.partition(".")[0] not in _OF_TRIALS:
+            names.append(name)
+    return names
 
 
 def _write(message: object, file: TextIO) -> None:

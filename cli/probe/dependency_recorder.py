@@ -62,7 +62,22 @@ _FILE_READERS = frozenset(["PIL._imagingft", "PIL._imagingcms", "_dbm", "_gdbm"]
 _OTHER_NAMES = {"PIL": "pillow", "functorch": "torch", "sklearn": "scikit_learn", "torchgen": "torch", "yaml": "pyyaml"}
 _PROGRAM = ("__main__", "__mp_main__")  # the program's own file, and the name that multiprocessing gives it
 _LISTS = ("os.listdir", "os.scandir")
+_OF_LIBRARIES = (
+    "TORCH",
+    "PYTORCH",
+    "ATEN",
+    "MKL",
+    "OMP_",
+    "KMP_",
+    "DNNL",
+    "ONEDNN",
+    "CUDA",
+    "HF_",
+    "TRANSFORMERS",
+    "USE_",
+)
 _OF_MACHINE = ("/dev/", "/proc/", "/sys/")  # devices, and what the kernel tells
+_kept_variables: list[tuple[str, str]] | None = None
 
 
 # By kind ("files", "folders", "packages", "environment"), the digests of the contents of files, of the names in
@@ -108,8 +123,8 @@ class DependencyRecorder:
         self._drawn = _random_states()
         self._watch_torch()
         sys.dont_write_bytecode = True  # or importing a module for the first time would write a file
-        self._outputs = [_Noting(sys.stdout), _Noting(sys.stderr)]
-        sys.stdout, sys.stderr = self._outputs
+        self._outputs = note_writes()
+        self._writes = [output.writes for output in self._outputs]
         variables = _Variables(os.environ._data, self._environment, self._beyond)  # type: ignore[attr-defined]
         os.environ._data = variables  # type: ignore[attr-defined]
         if os.supports_bytes_environ:
@@ -119,9 +134,8 @@ class DependencyRecorder:
     def dependencies(self) -> Dependencies | None:
         """Returns what the work looked at; None if it did more than can be compared."""
         self._watching = False
-        for output in self._outputs:
-            if output.written:
-                return None
+        if [output.writes for output in self._outputs] != self._writes:
+            return None
         if self._beyond or (_loads_native_code() if self._reads_data else _random_states() != self._drawn):
             return None
         modules = [module for name, module in list(sys.modules.items()) if name not in _PROGRAM]
@@ -363,29 +377,63 @@ def _random_states() -> tuple[object, ...]:
 
 
 class _Noting:
-    """A stream that notes whether anything is written."""
+    """A stream that counts how often something is written."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self.written = False
+        self.writes = 0
 
     def write(self, text: str) -> int:
-        self.written |= bool(text)
+        self.writes += bool(text)
         return self._stream.write(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        self.written = True
+        self.writes += 1
         self._stream.writelines(lines)
 
     def __getattr__(self, name: str) -> object:
         if name in ("buffer", "fileno", "detach"):
-            self.written = True  # which may go around it
+            self.writes += 1  # which may go around it
         return getattr(self._stream, name)
 
 
+def note_writes() -> tuple[_Noting, _Noting]:
+    """Makes standard output and error count what is written, also by what takes them now and writes in a child."""
+    if not isinstance(sys.stdout, _Noting):
+        sys.stdout = _Noting(sys.stdout)
+    if not isinstance(sys.stderr, _Noting):
+        sys.stderr = _Noting(sys.stderr)
+    return sys.stdout, sys.stderr
+
+
+def library_variables() -> list[tuple[str, str]]:
+    """Returns the environment variables that libraries read."""
+    if _kept_variables is not None:
+        return _kept_variables
+    return sorted((name, value) for name, value in os.environ.items() if name.startswith(_OF_LIBRARIES))
+
+
+def keep_library_variables() -> None:
+    """Makes `library_variables` return the variables of now, whatever libraries set later."""
+    global _kept_variables
+    _kept_variables = library_variables()
+
+
+def note_variables() -> list[str]:
+    """Returns a list to which the environment variables are added that the user's code sets or deletes from now on."""
+    variables: list[str] = []
+
+    def audit(event: str, args: tuple[object, ...]) -> None:
+        if event in ("os.putenv", "os.unsetenv") and _is_asked_by_user():
+            variables.append(_text(args[0]))
+
+    sys.addaudithook(audit)
+    return variables
+
+
 def _is_asked_by_user() -> bool:
-    """True if the code that reads a variable is the user's own, maybe through Python's library, as in `expandvars`;
-    other libraries read hundreds.
+    """True if the code that reads or sets a variable is the user's own, maybe through Python's library, as in
+    `expandvars`; other libraries read hundreds.
     """
     frame = sys._getframe(2)
     while frame.f_back is not None and _passes_on(frame.f_code.co_filename):

@@ -35,7 +35,13 @@ from dslc.compiler.ir.codec import DecodeError, from_json
 from dslc.compiler.ir.module_facts import ModelFacts
 from dslc.dsl import cache
 from dslc.probe.child import Json
-from dslc.probe.dependency_recorder import Dependencies, DependencyRecorder, importable_names, is_unchanged
+from dslc.probe.dependency_recorder import (
+    Dependencies,
+    DependencyRecorder,
+    importable_names,
+    is_unchanged,
+    library_variables,
+)
 
 F = TypeVar("F")
 
@@ -44,7 +50,6 @@ MOST_BYTES = 64 << 20  # of all entries
 _FORMAT = 1
 _NAME = "trace-"
 _CHECKSUM = 64  # characters at the beginning of an entry
-_SETTINGS = ("TORCH", "PYTORCH", "ATEN", "MKL", "OMP_", "KMP_", "DNNL", "ONEDNN", "CUDA", "HF_", "TRANSFORMERS", "USE_")
 
 
 class CacheEntry(Generic[F]):
@@ -195,7 +200,7 @@ def _environment(folder: str) -> list[object]:
         _processor(),
         _own_code(),
         [_names(os.path.abspath(place)) for place in places if os.path.isdir(place or ".")],
-        sorted((name, value) for name, value in os.environ.items() if name.startswith(_SETTINGS)),
+        library_variables(),
     ]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dslc.compiler.facts.sources import mixture_facts
@@ -19,7 +20,7 @@ from dslc.dsl.diagnostics import Findings, Report, judge, recorded
 from dslc.dsl.language.calls import Mixture, NetworkLoss, PythonCollate, PythonSource
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Call
-from dslc.probe.child import watched_by
+from dslc.probe.child import in_trial_process, watched_by
 from dslc.probe.data_trials import try_images, try_sampler
 from dslc.probe.sample_outputs import trial_batches
 from dslc.probe.second_source import compare_twice
@@ -49,14 +50,20 @@ def trace_facts(job: JobSpec, source: SourceFacts, *, run: bool) -> Findings[Fac
         if (facts := trial_cache.load()) is not None:
             preload_libraries(trial)
             return facts
-        with watched_by(trial_cache):
-            trial, diagnostics = yield from recorded(_tried(trial))
-        if not diagnostics:
-            trial_cache.store(trial.facts)
-        return trial.facts
+        return (yield from in_trial_process(partial(_facts_of_trials, trial, trial_cache)))
+
+
+def _facts_of_trials(trial: Trial, trial_cache: TrialCache) -> Findings[Facts]:
+    """Returns the facts after all trials, and keeps them if none has anything to report."""
+    with watched_by(trial_cache):
+        trial, diagnostics = yield from recorded(_tried(trial))
+    if not diagnostics:
+        trial_cache.store(trial.facts)
+    return trial.facts
 
 
 def _tried(trial: Trial) -> Findings[Trial]:
+    preload_libraries(trial)
     for probe in PROBES:
         judged_trial, sound = yield from judge(probe(trial))
         trial = replace(judged_trial or trial, sound=trial.sound and sound)
@@ -70,13 +77,18 @@ def trace_longest(job: JobSpec, facts: Facts, sample: int) -> Findings[Facts | N
     assert facts.source is not None
     with tempfile.TemporaryDirectory() as folder:
         trial = Trial(job=job, facts=Facts(source=facts.source), files=Files(folder), run=True, longest=sample)
-        for probe in (trace_sources, trace_network):
-            judged_trial, sound = yield from judge(probe(trial))
-            if not sound:
-                return None
-            trial = judged_trial or trial
-        source = replace(trial.source, loss_counts=facts.source.loss_counts)
-        return replace(facts, source=source, model=trial.facts.model or facts.model)
+        return (yield from in_trial_process(partial(_facts_of_longest, trial, facts)))
+
+
+def _facts_of_longest(trial: Trial, facts: Facts) -> Findings[Facts | None]:
+    assert facts.source is not None
+    for probe in (trace_sources, trace_network):
+        judged_trial, sound = yield from judge(probe(trial))
+        if not sound:
+            return None
+        trial = judged_trial or trial
+    source = replace(trial.source, loss_counts=facts.source.loss_counts)
+    return replace(facts, source=source, model=trial.facts.model or facts.model)
 
 
 def trace_sources(trial: Trial) -> Findings[Trial]:

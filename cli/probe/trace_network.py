@@ -378,7 +378,6 @@ def _traced_transformers(trial: Trial, network: TransformersNetwork) -> Findings
     if importlib.util.find_spec("transformers") is None:
         yield missing_library("transformers", network.span)
         return None
-    preload_libraries(trial)
     padding: list[int | None] = []
     documents: list[tuple[str, bool]] = []
     file = configuration_file(network, job.folder)
@@ -467,8 +466,15 @@ def _add_adapter(trial: Trial, construct: Callable[[], UserValue]) -> Callable[[
 
 
 def preload_libraries(trial: Trial) -> None:
-    """Imports the libraries of a `transformers` network before a run on CPUs, for the children and the ranks."""
+    """Imports, before a run, libraries for the children and the ranks: of metrics and, on CPUs, of a `transformers`
+    network. On GPUs that could keep ranks from CUDA (runtime/launch.py).
+    """
     job, step = trial.job, trial.steps.network
+    if trial.run and any(metric.torchmetrics for metric in trial.steps.metrics):
+        with contextlib.suppress(ImportError):  # a trial meets it again
+            from dslc.runtime.loop.stateful_metrics import preload
+
+            preload(trial.steps.metrics)
     if not trial.run or job.devices.gpus is not None or not isinstance(step, TransformersStep):
         return
     from dslc.runtime.model import adapters, transformers_model

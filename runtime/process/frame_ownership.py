@@ -24,16 +24,16 @@ def is_torchs(file: str) -> bool:
 
 
 def is_pythons(file: str) -> bool:
-    return file.startswith(_LIBRARY) and not _is_installed(file)
+    return file.startswith(_LIBRARY) and not is_installed(file)
 
 
 @lru_cache
 def is_users(file: str) -> bool:
     """True for a file of the user's own: none of the others."""
-    return not (file.startswith("<") or _is_installed(file) or is_pythons(file) or is_ours(file))
+    return not (file.startswith("<") or is_installed(file) or is_pythons(file) or is_ours(file))
 
 
-def _is_installed(file: str) -> bool:
+def is_installed(file: str) -> bool:
     return f"{os.sep}site-packages{os.sep}" in file
 
 
