@@ -9,9 +9,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from dslc.compiler.cost.calibration_fit import calibration_of, with_rest
@@ -38,6 +37,8 @@ from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.show.text_table import table
 from dslc.dsl.bounds import CATALOGUE
 from dslc.dsl.diagnostics import Report
+from dslc.dsl.language.job import JobSpec
+from dslc.dsl.meaning.auto_fields import auto_fields, value_text, with_values, without_auto
 from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import plural
@@ -67,10 +68,6 @@ from dslc.verification.variants import observed
 if TYPE_CHECKING:
     from dslc.runtime.measure.report import RunReport
     from dslc.runtime.process.failure import Outcome
-from collections.abc import Iterator, Mapping
-
-from dslc.dsl.language.job import JobSpec
-from dslc.dsl.meaning.auto_fields import auto_fields, value_text, with_values, without_auto
 
 Settings = Mapping[str, object]  # values of searched fields, by path
 
@@ -200,7 +197,14 @@ class _MeasuredPlans:
             # One name on all hosts, which may share the folder: the coordinator, whose it is, removes it.
             run = os.path.join(tempfile.gettempdir(), f"dslc-calibrate-{ready.program.plan_hash}")
             where = HostPaths(job=self._job, rendezvous=self._rendezvous, out=run)
-            return train_with_others(ready, where, partial(self._end_on_hosts, ready))
+            screen = _ProgressScreen(stage_count(mode))
+
+            def end(outcome: Outcome, report: RunReport | None, folder: str) -> int:
+                screen.bar.stop()
+                return self._end_on_hosts(ready, outcome, report, folder)
+
+            with screen.bar:
+                return train_with_others(ready, where, end, screen)
         os.makedirs(os.path.join(folder, "logs"))
         screen = _ProgressScreen(stage_count(mode))
         with screen.bar:

@@ -15,7 +15,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from dslc.dsl.plain import plain_lines
 from dslc.jobs.prepare_run import Ready, launch, show_failure, train
@@ -76,12 +76,13 @@ def no_endpoint(rendezvous: str) -> str:
     return ""
 
 
-def train_with_others(ready: Ready, where: HostPaths, then: Then) -> int:
+def train_with_others(ready: Ready, where: HostPaths, then: Then, screen: TextIO | None = None) -> int:
     """Trains with the hosts that come to the rendezvous, or the processes that the launcher has started. Returns the
-    exit status that `then` gives for the outcome, the report (on the coordinator) and the run directory.
+    exit status that `then` gives for the outcome, the report (on the coordinator) and the run directory. Progress is
+    shown on `screen`, if given. Of an elastic job it is always shown on standard error.
     """
     try:
-        return _meet_and_train(ready, where, then)
+        return _meet_and_train(ready, where, then, screen)
     except (FolderInUseError, RendezvousError) as reason:
         if ready.world is None or ready.world.speaks:
             print(plain_lines(f"dslc: {reason}"), file=sys.stderr)
@@ -89,7 +90,7 @@ def train_with_others(ready: Ready, where: HostPaths, then: Then) -> int:
         return WRONG_USAGE
 
 
-def _meet_and_train(ready: Ready, where: HostPaths, then: Then) -> int:
+def _meet_and_train(ready: Ready, where: HostPaths, then: Then, screen: TextIO | None) -> int:
     """Trains, and returns the exit status. Raises RendezvousError, and FolderInUseError.
 
     The coordinator writes all before another ends: mpirun ends the others soon after one process has ended with an
@@ -116,7 +117,7 @@ def _meet_and_train(ready: Ready, where: HostPaths, then: Then) -> int:
     warn_of_strangers(ready, rendezvous)
     group = meet(rendezvous)
     try:
-        outcome, report, folder = _train(ready, group, where.out)
+        outcome, report, folder = _train(ready, group, where.out, screen)
         status = then(outcome, report, folder)
         group.let_end()
         if world is not None and not world.speaks and group.speaks and outcome.failure is not None:
@@ -191,7 +192,9 @@ def _of_processes(rendezvous: Rendezvous, world: World, where: HostPaths, ranks:
     )
 
 
-def _train(ready: Ready, group: LauncherGroup, out: str | None) -> tuple[Outcome, RunReport | None, str]:
+def _train(
+    ready: Ready, group: LauncherGroup, out: str | None, screen: TextIO | None
+) -> tuple[Outcome, RunReport | None, str]:
     def agree_on_folder() -> list[int]:
         if group.is_coordinator:
             group.folder = _folder(ready, group, out)
@@ -207,6 +210,7 @@ def _train(ready: Ready, group: LauncherGroup, out: str | None) -> tuple[Outcome
         gathered=partial(_gathered, ready, group),
         quiet=world is not None and not world.speaks,
         in_group=world is not None,
+        **({"screen": screen} if screen is not None else {}),
     )
     if group.is_coordinator:
         return *train(ready, folder, own, goes_on=group.start > 1), folder
