@@ -205,7 +205,7 @@ def _find_all(find: Callable[[], Findings[T]], file: BinaryIO, parent: int) -> N
         keep_library_variables()
         note_writes()
         _hush_libraries()
-        pickle.dump(_all_of(find()), file)
+        file.write(pickle.dumps(_all_of(find())))
         file.flush()
     finally:
         sys.stdout.flush()
