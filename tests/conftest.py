@@ -44,6 +44,7 @@ os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="dslc-configuration-")
 atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 
 FIRST = ("training", "programs", "cli")  # whose files are the longest, and would make a run wait at its end
+ONE_CASE = ("training", "runtime")  # of whose tests `make rest` takes one slow case, if no mark says otherwise
 STARTS = ("os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Popen")  # the events by which Python starts a process
 
 
@@ -76,8 +77,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def assign_tiers(items: list[pytest.Item]) -> None:
-    """Leaves of the tests that launch ranks only the first case of those that are `core` to `make test`, and of a test
-    with the mark `cases` so many of its slow cases, evenly spread, to `make rest`.
+    """Leaves of the tests that launch ranks only the first case of those that are `core` to `make test`, and to `make
+    rest` as many slow cases of a test as its mark `cases` says, evenly spread, or one in the rooms `ONE_CASE`.
     """
     functions: set[str] = set()
     for item in items:
@@ -91,11 +92,12 @@ def assign_tiers(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"{item.nodeid} is `core`, but takes no `launcher`")
     slow_cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        marks = item.get_closest_marker("cases"), item.get_closest_marker("slow"), item.get_closest_marker("long")
-        if marks[0] and marks[1] and not marks[2]:
+        is_limited = item.get_closest_marker("cases") or item.path.relative_to(TESTS).parts[0] in ONE_CASE
+        if is_limited and item.get_closest_marker("slow") and not item.get_closest_marker("long"):
             slow_cases[item.nodeid.partition("[")[0]].append(item)
     for cases in slow_cases.values():
-        (count,) = next(cases[0].iter_markers("cases")).args
+        mark = cases[0].get_closest_marker("cases")
+        count = mark.args[0] if mark is not None else 1
         kept = {round(n * (len(cases) - 1) / max(count - 1, 1)) for n in range(count)}
         for n in set(range(len(cases))) - kept:
             cases[n].add_marker("long")

@@ -102,7 +102,6 @@ def test_evaluations_are_of_the_average_and_training_is_not(averaged: Averaged) 
     assert len(apart) == STEPS // 2 and np.all(np.abs(apart) > 1e-4)
 
 
-@pytest.mark.cases(2)
 @pytest.mark.core
 @pytest.mark.parametrize(
     "plan", [pytest.param(plan, marks=pytest.mark.long if plan in ("zero 1", "zero 2") else ()) for plan in PLANS]

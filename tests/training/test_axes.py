@@ -281,7 +281,6 @@ def _name(choice: Choice) -> str:
     return ", ".join(f"{name} {value}" for name, value in choice.items())
 
 
-@pytest.mark.cases(3)
 @pytest.mark.core
 @pytest.mark.parametrize("choice", JOBS, ids=_name)
 def test_the_axes_train_as_one_process(trainer: Trainer, choice: Choice) -> None:

@@ -49,7 +49,6 @@ def one_process(launcher: Launcher, job: Path, *settings: str) -> Trained:
     return train_job(launcher, job, *settings)
 
 
-@pytest.mark.cases(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*PLANS])
 def test_any_plan_trains_as_one_process_does(launcher: Launcher, job: Path, name: str) -> None:

@@ -61,7 +61,7 @@ def test_ranks_that_gather_the_head_train_as_one_process_with_whole_logits(launc
     _trains_alike(launcher, tmp_path, "devices.cpus=2 parallelism.zero=3 parallelism.microbatches=2")
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("tie", ["false", "true"])
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_ranks_of_the_tensor_axis_reduce_what_is_planned(launcher: Launcher, tmp
 WIDE = Case(network="wide gpt", chunks="8")
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "case",
     [

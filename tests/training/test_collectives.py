@@ -309,7 +309,7 @@ def _name(choice: dict[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in choice.items())
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("choice", JOBS, ids=_name)
 def test_a_step_exchanges_what_was_planned(launcher: Launcher, tmp_path: Path, choice: dict[str, str]) -> None:
     (tmp_path / "own_nets.py").write_text(OWN_NETS)

@@ -142,7 +142,7 @@ def _name(choice: Choice) -> str:
     return ", ".join(f"{name} {value}" for name, value in choice.items())
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("choice", pairwise(FACTORS, _allowed), ids=_name)
 def test_every_pair_of_settings_trains_as_one_process(trainer: Trainer, choice: Choice) -> None:
     trainer.compare(choice)

@@ -71,7 +71,6 @@ def test_the_count_of_the_losses_is_planned(tmp_path: Path, launcher: Launcher) 
     exchanges_as_planned(launcher, tmp_path, written(tmp_path, OWN), *CONTEXT)
 
 
-@pytest.mark.cases(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "arguments", "mixes", "reason"),

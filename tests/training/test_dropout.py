@@ -127,7 +127,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("one")
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings"), PLANS)
 def test_a_plan_draws_what_one_process_draws(

@@ -83,7 +83,6 @@ def test_a_flipped_bit_is_named_and_the_run_goes_back(launcher: Launcher, tmp_pa
     assert "note: restart 1 of 3, from the checkpoint of step 4" in shown
 
 
-@pytest.mark.cases(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_flipped_bit_is_found_under_each_plan(launcher: Launcher, tmp_path: Path, plan: str) -> None:

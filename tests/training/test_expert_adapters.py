@@ -121,7 +121,6 @@ def test_one_stack_alone_trains_as_a_plain_loop_does(folder: Path, launcher: Lau
     compare_with_peft(train_job(launcher, job(folder, ALONE)), *train_with_peft(folder, [], STACKS[:1]))
 
 
-@pytest.mark.cases(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*PLANS])
 def test_every_plan_trains_as_one_rank_does(launcher: Launcher, folder: Path, one_rank: Trained, name: str) -> None:
@@ -178,7 +177,6 @@ def own_ranks(folder: Path, launcher: Launcher) -> dict[str, Trained]:
     return {text: train_job(launcher, job(folder, text)) for text in (OWN, OWN_DENSE)}
 
 
-@pytest.mark.cases(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*OWN_PLANS])
 def test_every_plan_of_own_layers_trains_as_one_rank_does(

@@ -56,14 +56,12 @@ def one_process(launcher: Launcher, job: Path, *settings: str) -> Trained:
     return train_job(launcher, job, *settings)
 
 
-@pytest.mark.cases(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*PLANS])
 def test_the_axis_trains_as_one_process_does(launcher: Launcher, job: Path, name: str) -> None:
     agree(one_process(launcher, job), train_job(launcher, job, *PLANS[name]))
 
 
-@pytest.mark.cases(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*LARGE])
 def test_eight_ranks_train_as_one_process_does(launcher: Launcher, job: Path, name: str) -> None:

@@ -36,7 +36,6 @@ def one_process(launcher: Launcher, job: Path) -> Trained:
     return train_job(launcher, job)
 
 
-@pytest.mark.cases(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*PLANS])
 def test_any_plan_drops_the_same_tokens(launcher: Launcher, job: Path, name: str) -> None:

@@ -96,7 +96,6 @@ def _reference(launcher: Launcher, folder: Path, temperature: float) -> list[dic
     return _texts(train_job(launcher, _job(folder, temperature)).folder)
 
 
-@pytest.mark.cases(2)
 @pytest.mark.core
 @pytest.mark.parametrize(("plan", "temperature"), [*zip(PLANS, (1.5, 0.0, 0.7, 0.0), strict=True)])
 def test_texts_are_the_same_on_every_plan(launcher: Launcher, tmp_path: Path, plan: str, temperature: float) -> None:

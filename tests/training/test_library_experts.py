@@ -72,7 +72,6 @@ def one_process(launcher: Launcher, job: Path) -> Trained:
     return train_job(launcher, job)
 
 
-@pytest.mark.cases(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*PLANS])
 def test_the_axis_trains_as_one_process_does(launcher: Launcher, folder: Path, name: str) -> None:

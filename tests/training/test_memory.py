@@ -23,7 +23,7 @@ FOUND: dict[Case, MeasuredMemory] = {}
 LETS_GO = importlib.util.find_spec("torch.distributed.pipelining._recv_buffers") is not None
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_rank_holds_what_the_account_says(case: Case) -> None:
@@ -46,7 +46,6 @@ IN_STAGES = Case(ranks=2, pipeline=2, microbatches=4, freeze=OF_GPT)
 OWN_IN_STAGES = replace(IN_STAGES, network="own", batch=256, freeze="[]")
 
 
-@pytest.mark.cases(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
@@ -395,7 +394,6 @@ def test_kinds_at_rest_are_those_of_the_account(case: Case) -> None:
 TINY = Case(network="tiny", batch=4, recompute="full")
 
 
-@pytest.mark.cases(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case",

@@ -73,7 +73,6 @@ def goes_on(launcher: Launcher, job: Path, folder: Path, *settings: str) -> Trai
     return train(launcher, folder, made.program, made.places)
 
 
-@pytest.mark.cases(3)
 @pytest.mark.core
 @pytest.mark.parametrize("plan", PLANS)
 def test_it_stops_with_the_step_the_rank_and_the_module(launcher: Launcher, tmp_path: Path, plan: str) -> None:
@@ -98,7 +97,6 @@ def test_it_stops_with_the_step_the_rank_and_the_module(launcher: Launcher, tmp_
     np.testing.assert_allclose(found.losses(), whole.losses(), rtol=0, atol=1e-5)
 
 
-@pytest.mark.cases(3)
 @pytest.mark.core
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_update_is_left_out_on_all_ranks(launcher: Launcher, tmp_path: Path, plan: str) -> None:
@@ -227,7 +225,7 @@ def test_a_step_is_left_out_whose_loss_alone_is_not_finite(launcher: Launcher, t
     assert [line["skipped"] for line in found.lines] == [0] * 6 + [1] * 4
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("plan", ["one process", "ddp", "zero 3"])
 @pytest.mark.parametrize(
     ("settings", "words"),
@@ -289,7 +287,6 @@ def test_it_is_found_in_a_step_that_is_logged(tmp_path: Path, plan: str) -> None
     assert not (tmp_path / "weights.safetensors").exists()
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize("plan", ["one process", "ddp", "zero 3"])
 def test_an_overflow_of_scaled_gradients_is_no_fault(launcher: Launcher, tmp_path: Path, plan: str) -> None:
     """The first scale is too large for these gradients, and halved until it fits."""

@@ -26,7 +26,6 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return beside_own_networks(tmp_path_factory.mktemp("classes"), JOB)
 
 
-@pytest.mark.cases(2)
 @pytest.mark.core
 @pytest.mark.parametrize(
     "plan",

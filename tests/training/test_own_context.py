@@ -86,7 +86,6 @@ MORE = [
 ]
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize("name, plan", PLANS)
 def test_it_trains_as_in_one_process(name: str, plan: tuple[str, ...], jobs: Jobs) -> None:
     one = jobs.plain(name)

@@ -38,7 +38,6 @@ def library(job: Path, launcher: Launcher) -> Trained:
     return train_job(launcher, job, OF_THE_LIBRARY)
 
 
-@pytest.mark.cases(1)
 @pytest.mark.parametrize("plan", [(), TWO, STAGES], ids=["one process", "two ranks", "two stages"])
 def test_it_is_the_mean_over_what_counts(
     job: Path, launcher: Launcher, library: Trained, plan: tuple[str, ...]

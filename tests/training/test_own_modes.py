@@ -38,7 +38,6 @@ def statistics(run: Trained) -> list[float]:
     return list(run.weights[name])
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize("plan", [(), SHARDED, STAGES], ids=["one", "sharded", "stages"])
 def test_one_that_comes_in_evaluation_mode_trains_as_one_in_training_mode(
     job: Path, launcher: Launcher, plan: tuple[str, ...]

@@ -20,7 +20,6 @@ JOB = job_text(
 POINTS = 'Points", named = true'
 
 
-@pytest.mark.cases(3)
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("network", "loss", "source", "plan"),

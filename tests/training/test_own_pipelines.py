@@ -97,7 +97,6 @@ def _ids(plans: list[tuple[str, tuple[str, ...]]]) -> list[str]:
     return [f"{name}-{plan[3].partition('=')[2]}" for name, plan in plans]
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize("name, plan", PLANS, ids=_ids(PLANS))
 def test_it_trains_as_in_one_process(name: str, plan: tuple[str, ...], trained: Run) -> None:
     one = trained(name)
@@ -127,7 +126,6 @@ def test_compiled_stages(name: str, trained: Run) -> None:
 FIRST_BLOCKS = '"table*", "blocks.0.*", "blocks.1.*"'  # with the table, all of the first of four stages
 
 
-@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "frozen, schedule",
     [

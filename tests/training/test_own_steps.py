@@ -52,7 +52,6 @@ def one(launcher: Launcher, job: Path) -> Trained:
     return train_job(launcher, job)
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_each_sharding_trains_and_resumes_as_one_process(
     launcher: Launcher, job: Path, one: Trained, zero: int

@@ -81,7 +81,6 @@ def test_metrics_are_those_of_the_whole_split(one: Trained) -> None:
     assert last["Bleu"] < (scores == words).float().mean(), "n-grams are rarer than words"
 
 
-@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "plan", [pytest.param(plan, marks=() if plan in IN_CI else pytest.mark.long) for plan in PLANS], ids=str
 )

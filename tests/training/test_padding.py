@@ -83,7 +83,6 @@ PLANS = {
 }
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("network", "plan"),
     [(BERT, "ddp"), *((LLAMA, plan) for plan in PLANS)],

@@ -218,7 +218,6 @@ def test_two_ranks_that_shard_all_train_as_a_loop_by_hand(launcher: Launcher, tm
     assert "reference: log-probabilities of 96 pairs" in trained.shown
 
 
-@pytest.mark.cases(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
 def test_plans_train_as_a_loop_by_hand(launcher: Launcher, tmp_path: Path, plan: str) -> None:
@@ -226,7 +225,6 @@ def test_plans_train_as_a_loop_by_hand(launcher: Launcher, tmp_path: Path, plan:
     hold(train_job(launcher, job, "data.shuffle=false", *plan.split()), losses_by_hand(job))
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize("loss", ["simpo()", *(pytest.param(loss, marks=pytest.mark.slow) for loss in SUMMED)])
 def test_pieces_of_answers_train_as_whole_answers(launcher: Launcher, tmp_path: Path, loss: str) -> None:
     """The learning rate keeps rounding from growing."""
@@ -236,7 +234,6 @@ def test_pieces_of_answers_train_as_whole_answers(launcher: Launcher, tmp_path: 
     assert one.records["validation", STEPS]["reward_margin"] > 0
 
 
-@pytest.mark.cases(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["dpo(beta = 0.3)", "simpo()"])
 @pytest.mark.parametrize("axis", ["parallelism.tensor=2", "parallelism.pipeline=2"])

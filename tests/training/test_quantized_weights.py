@@ -184,7 +184,6 @@ def test_a_step_gathers_the_bytes_that_were_planned(
     exchanges_as_planned(launcher, tmp_path / "recorded", folder / "nf4.plt", *PLANS[plan])
 
 
-@pytest.mark.cases(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "plan"),

@@ -56,7 +56,7 @@ def network(**arguments: object) -> str:
     return f'model.network=python("own_ranks:Chooses"{given})'
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("arguments", "settings", "words"),
@@ -303,7 +303,6 @@ def test_a_hook_that_does_the_same_on_all_ranks_is_right(launcher: Launcher, job
 # ------------------------------------------------------------------------------------------- messages of other faults
 
 
-@pytest.mark.cases(3)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     ("how", "words"),

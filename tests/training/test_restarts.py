@@ -163,7 +163,6 @@ EXCHANGES = (
 )
 
 
-@pytest.mark.cases(3)
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_a_killed_training_goes_on_with_its_exchange(launcher: Launcher, tmp_path: Path, exchange: str) -> None:
     for name, faults in (("whole", []), ("killed", ["1:7:killed"])):

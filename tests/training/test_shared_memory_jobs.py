@@ -52,7 +52,6 @@ def _job(folder: Path, plan: str) -> Path:
     return path
 
 
-@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "plan",
     [
@@ -66,7 +65,6 @@ def test_a_job_trains_as_over_gloo(launcher: Launcher, tmp_path: Path, plan: str
     agree(train_job(launcher, job, *PLANS[plan]), train_job(launcher, job, *PLANS[plan], SHARED), 1e-6, 1e-6)
 
 
-@pytest.mark.cases(3)
 @pytest.mark.parametrize("plan", ["zero 3", *_slow("pipeline", "tensor", "zero 3 on hosts", "data on hosts")])
 def test_a_step_exchanges_what_was_planned(launcher: Launcher, tmp_path: Path, plan: str) -> None:
     exchanges_as_planned(launcher, tmp_path / "run", _job(tmp_path, plan), *PLANS[plan], SHARED)
@@ -94,7 +92,6 @@ class Tokens(torch.utils.data.Dataset):
 EXCHANGE = "parallelism.gradients=async_average(interval = 10 ms)"
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     "settings",
     [

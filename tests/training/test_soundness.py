@@ -27,7 +27,7 @@ def test_a_job_is_a_pure_function_of_its_seed() -> None:
     assert len({draw(seed).text for seed in range(50)}) == 50
 
 
-@pytest.mark.cases(7)
+@pytest.mark.cases(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + 24))
 def test_what_is_accepted_trains_as_one_process(trainer: Trainer, seed: int) -> None:
@@ -35,7 +35,6 @@ def test_what_is_accepted_trains_as_one_process(trainer: Trainer, seed: int) -> 
     assert result.said in ("agrees", "rejected"), f"{result.why}\n{draw(seed).text}"
 
 
-@pytest.mark.cases(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [110_154, 110_238, 112_309, 127_757])
 def test_experts_train_as_in_one_process(trainer: Trainer, seed: int) -> None:

@@ -133,7 +133,7 @@ def test_no_source_is_left_out() -> None:
     assert SOURCES.keys() == CALLS["source"].keys()
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", SOURCES)
 def test_a_step_exchanges_what_was_planned(launcher: Launcher, tmp_path: Path, kind: str) -> None:
     """The source decides if ranks sum a count of targets."""
@@ -184,7 +184,7 @@ def test_no_layout_is_left_out() -> None:
     assert set(CHOSEN) == set(SOURCES) and set(CHOSEN.values()) == set(LAYOUTS)
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("kind", CHOSEN)
 def test_and_on_other_axes(launcher: Launcher, tmp_path: Path, kind: str) -> None:
     exchanges_of(launcher, tmp_path, kind, CHOSEN[kind])

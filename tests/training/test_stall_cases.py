@@ -16,7 +16,6 @@ FIRST = {
 }
 
 
-@pytest.mark.cases(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FIRST)
 def test_the_first_case_of_each_kind(tmp_path: Path, kind: str) -> None:

@@ -153,7 +153,6 @@ def _name(value: Any) -> str:
     return value if isinstance(value, str) else ", ".join(each.partition(".")[2] for each in value)
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize("name, settings", TRAINED, ids=_name)
 def test_a_cut_network_trains_as_in_one_process(jobs: Jobs, name: str, settings: tuple[str, ...]) -> None:
     same = [each for each in settings if each.startswith("model.")]
@@ -232,7 +231,6 @@ EXCHANGED = [
 ]
 
 
-@pytest.mark.cases(1)
 @pytest.mark.parametrize("name, settings", EXCHANGED[:2], ids=_name)
 def test_a_step_exchanges_what_was_planned(jobs: Jobs, name: str, settings: tuple[str, ...], tmp_path: Path) -> None:
     exchanges_as_planned(jobs.launcher, tmp_path, jobs.write(name), *jobs.settings(name), *settings)

@@ -154,7 +154,6 @@ def test_ranks_of_another_axis_have_one_share(launcher: Launcher, tmp_path: Path
     exchanges_as_planned(launcher, folder, job, *settings)
 
 
-@pytest.mark.cases(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("axis", ["tensor", "context", "pipeline"])
 def test_ranks_of_another_axis_measure_one_share(launcher: Launcher, tmp_path: Path, axis: str) -> None:

@@ -117,7 +117,6 @@ MORE = [
 ]
 
 
-@pytest.mark.cases(3)
 @pytest.mark.parametrize("plan", PLANS)
 def test_classes(launcher: Launcher, tmp_path: Path, plan: str) -> None:
     is_as(train_job(launcher, job(tmp_path), *plan.split()), reference(by_formula))
@@ -129,7 +128,6 @@ def test_classes_under_more_plans(launcher: Launcher, tmp_path: Path, plan: str)
     test_classes(launcher, tmp_path, plan)
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize("network", ["Net, views = 2", "Net, views = 3", "Pair"])
 @pytest.mark.parametrize("plan", ["devices.cpus=2", "devices.cpus=2 parallelism.microbatches=2 parallelism.zero=3"])
 def test_views(launcher: Launcher, tmp_path: Path, network: str, plan: str) -> None:
@@ -139,7 +137,6 @@ def test_views(launcher: Launcher, tmp_path: Path, network: str, plan: str) -> N
     is_as(found, reference(by_formula, views=3 if "3" in network else 2))
 
 
-@pytest.mark.cases(3)
 @pytest.mark.parametrize("name, loss", [("spread", spread), ("each", lambda o, t: each(o, t).mean())])
 @pytest.mark.parametrize(
     "plan",
@@ -158,7 +155,6 @@ def test_a_loss_of_ones_own_of_several_tensors(launcher: Launcher, tmp_path: Pat
     agree(one, train_job(launcher, made, slow, "devices.cpus=2", "parallelism.microbatches=3"))
 
 
-@pytest.mark.cases(1)
 @pytest.mark.parametrize("own", [False, True])
 def test_over_nodes(launcher: Launcher, tmp_path: Path, own: bool) -> None:
     """Each of two nodes of two ranks compares what it has."""

@@ -312,7 +312,7 @@ def hosts() -> Iterator[list[str]]:
         yield names
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ON_HOSTS)
 def test_hosts_are_told(job: Path, hosts: list[str], name: str) -> None:

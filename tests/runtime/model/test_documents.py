@@ -74,7 +74,6 @@ def job_with(folder: Path, network: str) -> Path:
 SLOW = [pytest.param(name, marks=pytest.mark.slow) if name.startswith("hub") else name for name in NETWORKS]
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize("network", SLOW)
 def test_the_loss_and_the_gradient_are_those_of_each_document_alone(tmp_path: Path, network: str) -> None:
     program = ready(job_with(tmp_path, network)).program
@@ -105,7 +104,6 @@ def test_the_loss_and_the_gradient_are_those_of_each_document_alone(tmp_path: Pa
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("network", "plan"),
     [

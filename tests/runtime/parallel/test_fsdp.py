@@ -43,7 +43,7 @@ def train(launcher: Launcher, folder: Path, ranks: int, data: p.DataStep, **chan
 LAID_OUT = [(2, 3, 1, 4), (4, 3, 1, 1), (2, 2, 1, 4), (4, 2, 2, 4), (4, 3, 2, 1), (4, 1, 2, 4), (1, 0, 1, 2)]
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("ranks", "zero", "replicas", "microbatches"), LAID_OUT)
 def test_a_tied_gpt_with_ignored_tokens(
     launcher: Launcher, tmp_path: Path, ranks: int, zero: int, replicas: int, microbatches: int

@@ -56,7 +56,6 @@ def start(folder: Path, ranks: int, hang: int = 0, **changed: Any) -> Command:
     return Command(write_program(job, places(ranks), folder / "run"))
 
 
-@pytest.mark.cases(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("how", ["a Ctrl-C to all of them", "a SIGTERM to all of them", "a SIGTERM to the launcher"])

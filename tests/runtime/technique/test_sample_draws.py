@@ -401,7 +401,6 @@ def test_equal_blocks_that_draw_nothing_are_compiled_once() -> None:
     assert counters["stats"]["unique_graphs"] == 1
 
 
-@pytest.mark.cases(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["", "breaks", "full", "selective", "breaks in full"])
 def test_compiled_code_draws_what_plain_code_draws(tmp_path: Path, case: Any) -> None:
