@@ -226,22 +226,23 @@ def launch(
     folder: str,
     *,
     quiet: bool = False,
+    screen: TextIO | None = None,
     **more: Any,
 ) -> Outcome:
-    """Launches ranks from this process, `quiet` without progress on the screen; `more` as runtime/launch.py has it.
-    torch is imported only now, when the folder is known to be free.
+    """Launches ranks from this process, with progress on `screen` if it is given, and without if `quiet`; `more` as
+    runtime/launch.py has it. torch is imported only now, when the folder is known to be free.
     """
     from dslc.runtime.launch import launch
 
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
-        return launch(program, places, folder, **({"screen": nowhere if quiet else None} | more))
+        return launch(program, places, folder, screen=nowhere if quiet and screen is None else screen, **more)
 
 
 def launch_quietly(
     program: JobProgram, places: tuple[RankPlace, ...], folder: str, screen: TextIO | None = None
 ) -> Outcome:
     """Launches ranks with progress on `screen` alone. Raises KeyboardInterrupt if they are stopped."""
-    outcome = launch(program, places, folder, quiet=True, **({"screen": screen} if screen is not None else {}))
+    outcome = launch(program, places, folder, quiet=True, screen=screen)
     if outcome.stopped_at is not None:
         raise KeyboardInterrupt
     return outcome

@@ -210,7 +210,7 @@ def _train(
         gathered=partial(_gathered, ready, group),
         quiet=world is not None and not world.speaks,
         in_group=world is not None,
-        **({"screen": screen} if screen is not None else {}),
+        screen=screen,
     )
     if group.is_coordinator:
         return *train(ready, folder, own, goes_on=group.start > 1), folder
