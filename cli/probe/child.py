@@ -100,7 +100,7 @@ def import_while_children_work(*modules: str) -> None:
 
 
 @dataclass
-class _Trials:
+class _JobTrials:
     """The trials of a job, here or (`is_apart`) in the process that is forked for them. `answers` are those of the
     children so far, which that process is told. `libraries` are modules that children have imported.
     """
@@ -137,7 +137,7 @@ class _Trials:
         self.libraries.clear()
 
 
-_trials: _Trials | None = None
+_trials: _JobTrials | None = None
 
 
 class _ProcessNeededError(BaseException):
@@ -151,7 +151,7 @@ def in_trial_process(find: Callable[[], Findings[T]]) -> Findings[T]:
     In a program that has used torch on a machine with GPUs, whose children may not, all runs in this process.
     """
     global _trials
-    outer, _trials = _trials, _Trials()
+    outer, _trials = _trials, _JobTrials()
     try:
         value, found = _all_of(find())
     except _ProcessNeededError:
