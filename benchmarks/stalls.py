@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from instruments.stall_cases import EARLY, KINDS, Case, drawn_cases, run_case
+from instruments.stall_cases import EARLY, KINDS, LATER, Case, drawn_cases, run_case
 
 SIDE_BY_SIDE = 2
 
@@ -58,7 +58,7 @@ def compare(most: int) -> None:
             print(f"{verdict}: {case}", flush=True)
             if verdict != "right":
                 print("    " + "\n    ".join(said.splitlines()[-14:]), flush=True)
-    for kind in KINDS | EARLY:
+    for kind in KINDS | EARLY | LATER:
         print(f"{kind}: " + ", ".join(f"{n} {verdict}" for (k, verdict), n in counts.items() if k == kind))
     for verdict in ("right", "open", "wrong"):
         print(f"{verdict}: {sum(n for (_, v), n in counts.items() if v == verdict)} of {len(cases)}")

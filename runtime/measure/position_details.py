@@ -43,7 +43,11 @@ _SUBJECTS = {  # by the function of dslc that exchanges
     "clipped": "the gradient norm",
     "evaluate": "the metrics",
     "_compare": "the order of modules",
-    "complete_pending": "the count of targets",
+}
+_PENDING = {  # functions of dslc that wait for what they or others have begun, which torch does outside Python
+    "global_count.<locals>.complete_pending": "the all-reduce of the count of targets",
+    "Pipeline.finish": "the sending of a message",
+    "BucketQueue._further": "",  # the exchange of the job
 }
 _JOINED = "torch/distributed/"
 
@@ -80,7 +84,9 @@ class PositionReporter:
         user = next((n for n, file in enumerate(files) if is_users(file)), len(frames))
         names = {} if self.model is None else {id(part): name for name, part in self.model.named_modules()}
         module = next((name for frame in frames if (name := _module_at(frame, names)) is not None), "")
-        waits, operation = _wait_in(frames[:user], module)
+        exchange = self._job.gradients.exchange
+        exchanged = f"the exchange of the {exchange.agrees}" if exchange is not None else ""
+        waits, operation = _pending_wait(frames[:user], exchanged) or _wait_in(frames[:user], module)
         python = (files[user], frames[user].f_lineno, frames[user].f_code.co_name) if user < len(files) else None
         if python is None and phase_of(self._board.position(self._rank)[1]) == Phase.SAMPLES and not waits:
             python = self._line_of_threads()
@@ -139,6 +145,17 @@ def _module_at(frame: FrameType, names: dict[int, str]) -> str | None:
         return None
     owner = frame.f_locals.get("self")
     return names.get(id(owner)) if isinstance(owner, nn.Module) else sharded_module(owner)
+
+
+def _pending_wait(frames: Sequence[FrameType], exchanged: str) -> tuple[Waits, str] | None:
+    """Returns for what the innermost frames wait that was begun before; None if they do not."""
+    for frame in frames:
+        code = frame.f_code
+        if code.co_qualname in _PENDING and is_ours(code.co_filename):
+            return "collective", _PENDING[code.co_qualname] or exchanged
+        if code.co_name != "wait" and "/transport/" not in code.co_filename:
+            return None
+    return None
 
 
 def _wait_in(frames: Sequence[FrameType], module: str) -> tuple[Waits, str]:

@@ -8,8 +8,10 @@ Each case draws a rank, a step, a number of ranks and an engine (`ddp` or `fsdp`
     worker      nothing, in a data worker                        cut    takes the network of all ranks away
     raise       raises an exception, after which others wait
     build       nothing, where the model is built                source nothing, where the data set is opened
+    count       takes the network away before the others have counted their targets
 
-A hundred cases are between the sixth step and the thirtieth; those of `EARLY` are before the second step. A stall lasts
+A hundred cases are between the sixth step and the thirtieth, as are those of `LATER`; those of `EARLY` are before the
+second step. A stall lasts
 until the launcher has reported it: who stalls reads a pipe that nobody writes, and the launcher opens and removes it
 with its report. The limit of a stall is `LIMIT` here, so that a case takes seconds. A case is `right` if what the
 launcher prints names the rank, the node and the line; `wrong` if it names another rank; else `open`.
@@ -29,10 +31,13 @@ from pathlib import Path
 LIMIT, HANGS = 2.0, 300.0
 KINDS = {"sleep": 20, "hook": 12, "data": 12, "worker": 8, "skip": 12, "kill": 12, "stop": 8, "cut": 8, "raise": 8}
 EARLY = {"build": 5, "source": 5, "sleep": 6, "hook": 3, "data": 4, "cut": 2}
+LATER = {"count": 2}
+CUTS = ("cut", "count")
 CODE = """
-import os, pathlib, signal, subprocess, threading, torch
+import os, pathlib, signal, subprocess, threading, time, torch
 
 RANK, CASE, PIPE = int(os.environ.get("RANK", -1)), {case!r}, pathlib.Path({pipe!r})
+CUT = pathlib.Path({pipe!r} + ".cut")
 HELPERS = []  # a process of the user's, which no stall ends
 
 def strikes(step):
@@ -57,7 +62,7 @@ class Net(torch.nn.Module):
         if now and CASE == "hook" and torch.is_grad_enabled():  # the first step compares an output beforehand
             x = self.one(x)
             x.register_hook(pause)
-        if now and CASE in ("sleep", "kill", "stop", "raise", "cut"):
+        if now and CASE in ("sleep", "kill", "stop", "raise", "cut", "count"):
             globals()["do_" + CASE]()
         x = self.one(x).relu()
         if not (now and CASE == "skip"):
@@ -83,6 +88,10 @@ def do_raise():
 def do_cut():
     os.system(f"ip link set lo down; (cat {{PIPE}}; ip link set lo up) &")
 
+def do_count():
+    do_cut()
+    CUT.touch()
+
 class Data(torch.utils.data.Dataset):
     steps = 0  # that this process has begun
 
@@ -98,6 +107,9 @@ class Data(torch.utils.data.Dataset):
     def __getitem__(self, n):
         self.drawn += 1
         strikes_now = Data.steps == {step} - 1 if CASE == "data" else CASE == "worker" and self.drawn == {sample}
+        if CASE == "count" and RANK >= 0 and RANK != {rank} and Data.steps == {step} - 1:
+            while not CUT.exists():
+                time.sleep(0.01)
         if RANK == {rank} and strikes_now:
             Data.steps += 1
             PIPE.exists() and PIPE.read_bytes()  # the line of data
@@ -177,6 +189,10 @@ def drawn_cases(seed: int = 7) -> list[Case]:
         for _ in range(count):
             ranks = draw.choice((2, 2, 3))
             cases.append(Case(kind, len(cases), draw.randrange(ranks), ranks, 1, draw.choice((0, 3))))
+    for kind, count in LATER.items():
+        for _ in range(count):
+            ranks, step = draw.choice((2, 2, 3)), draw.randint(6, 30)
+            cases.append(Case(kind, len(cases), draw.randrange(ranks), ranks, step, draw.choice((0, 3))))
     return cases
 
 
@@ -205,6 +221,7 @@ def judge(case: Case, said: str, line: str) -> str:
         "kill": rf"training failed on {rank} at {step}\b(.|\n)+SIGKILL(.|\n)+{forward}",
         "stop": rf"{rank} is stopped .+{forward}",
         "cut": rf"all ranks wait in the (all-reduce|all-gather|reduce-scatter).*, in the \w+ pass of {step} \(.*is cut",
+        "count": rf"all ranks wait in the all-reduce of the count of targets, in the forward pass of {step} \(.*is cut",
         "raise": rf"training failed on {rank} at {step}\b(.|\n)+line {line.partition(':')[2] or 0}\b",
     }
     if re.search(patterns[case.kind], said):
@@ -238,7 +255,7 @@ def run_case(case: Case, folder: Path) -> tuple[str, str]:
     words += ["--set", "launch.timeout=30s"]
     quiet = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "CI": "1"}
     apart = ["unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh"]  # as root
-    command = [*apart, *words] if case.kind == "cut" else words
+    command = [*apart, *words] if case.kind in CUTS else words
     with contextlib.suppress(subprocess.TimeoutExpired):
         told = subprocess.run(command, cwd=folder, env=quiet, capture_output=True, text=True, timeout=HANGS)
         said = told.stdout + told.stderr

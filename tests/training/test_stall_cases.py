@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from instruments import stall_cases as stalls
 
-CASES = [case for case in stalls.drawn_cases() if case.kind != "cut" or os.geteuid() == 0]
+CASES = [case for case in stalls.drawn_cases() if case.kind not in stalls.CUTS or os.geteuid() == 0]
 FIRST = {
     **{case.kind: case for case in reversed(CASES)},
     "sleep before the second step": next(case for case in CASES if case.kind == "sleep" and case.step == 1),
