@@ -257,9 +257,9 @@ def _forked(work: Callable[[], object]) -> ChildAnswer:
         def tell(status: int, processes: Sequence[int]) -> None:
             _write({"status": status, "processes": processes}, file)
 
-        child = os.fork()
+        parent, child = os.getpid(), os.fork()
         if child == 0:
-            supervise(lambda: _answer(work, file), tell)
+            supervise(parent, lambda: _answer(work, file), tell)
         _wait_for(child)
         file.seek(0)
         answers = [json.loads(line) for line in file]

@@ -1,20 +1,19 @@
 """Ends and names threads and processes that user code leaves running in a child process.
 
 Model: the code runs in a worker below a supervisor. The worker ends by `os._exit`, which waits for no thread. The
-supervisor adopts its descendants (`PR_SET_CHILD_SUBREAPER`) and kills those still running when the worker has ended, in
-any way. So nothing goes on that would hold the terminal or a pipe open.
+supervisor adopts its descendants and kills those still running when the worker has ended, in any way. So nothing goes
+on that would hold the terminal or a pipe open.
 
-Limits: processes that `multiprocessing` did not start are found only on Linux, through /proc.
+Limits: processes that `multiprocessing` did not start are found only on Linux, through /proc. Where the command is
+killed, its worker and supervisor end with it, and other processes of the code go on.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -22,25 +21,26 @@ from concurrent.futures.thread import _threads_queues
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
+from dslc.runtime.process.lifetime import adopt_orphans, end_with
+
 T = TypeVar("T")
 
-_PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 _HELPERS = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")  # they end with their clients
 _SHOWN = 3  # names that a message lists
 
 _repeats: set[int | str] = set()  # processes, and threads in words, that repeated calls of a function have started
 
 
-def supervise(work: Callable[[], NoReturn], report: Callable[[int, Sequence[int]], None]) -> NoReturn:
+def supervise(parent: int, work: Callable[[], NoReturn], report: Callable[[int, Sequence[int]], None]) -> NoReturn:
     """Runs `work` in a worker and ends this process. Calls `report` with the worker's exit code, as in `subprocess`,
-    and the processes that it left, which are killed.
+    and the processes that it left, which are killed. Both end with `parent`, which has forked this process.
     """
     try:
-        if sys.platform == "linux":
-            with contextlib.suppress(OSError, AttributeError):
-                ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        worker = os.fork()
+        end_with(parent)
+        adopt_orphans()
+        supervisor, worker = os.getpid(), os.fork()
         if worker == 0:
+            end_with(supervisor)
             work()
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker takes it; its leftovers must still be ended
         _, status = os.waitpid(worker, 0)

@@ -38,6 +38,11 @@ def end_with(parent: int) -> None:
         os._exit(1)
 
 
+def adopt_orphans() -> None:
+    """Makes this process the parent of descendants whose parent ends (Linux; elsewhere a no-op)."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -196,7 +201,7 @@ class OrphanReaper:
     """The orphans that this process adopts: children it has now and did not have before."""
 
     def __init__(self) -> None:
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        adopt_orphans()
         self._before = set(children_of(os.getpid()))
 
     def end(self, patience: float) -> list[str]:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import dslc
+from helpers.launcher import DSLC, Command
 from helpers.trained import OWN_JOB
+from helpers.waiting import until
 
 from dslc.jobs.check_job import check_one
 
@@ -57,6 +59,10 @@ def crashes():
     forked()
     os.kill(os.getpid(), 9)
 
+def waits():
+    noted(os.getpid())
+    wait()
+
 def none():
     threading.Thread(target=wait, daemon=True).start()
     multiprocessing.get_context("fork").Process(target=wait, daemon=True).start()
@@ -102,3 +108,15 @@ def test_the_command_ends_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "job.plt").write_text(OWN_JOB)
     run = dslc("check", "--trace", "job.plt", "--set", "model.network.leaves=forked", cwd=tmp_path)
     assert run.returncode == 0 and "warning[W0438]: `net:network` leaves a process (" in run.stderr
+
+
+@pytest.mark.slow
+def test_a_trial_ends_with_a_command_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(NETWORK)
+    (tmp_path / "job.plt").write_text(OWN_JOB)
+    words = [str(DSLC), "check", "--trace", "job.plt", "--set", "model.network.leaves=waits"]
+    with Command(tmp_path, words) as command:
+        until(Path("started").exists, [command])
+        command.process.kill()
+        command.wait_for_all()
