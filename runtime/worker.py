@@ -79,9 +79,7 @@ def work(
     stop.deaf(board, in_group=in_group)
     end_with(launcher)
     board.arrive(place.rank)
-    parts: TrainingComponents | None = None
-    splits: Splits | None = None
-    positions: PositionReporter | None = None
+    made, positions = _Made(), None
     try:
         _print_to(failure.log_path(run_dir, board, place.rank), goes_on=job.checkpoint.resume != "none")
         positions = PositionReporter(job, place.rank, board, meeting.begin(place.rank))
@@ -91,46 +89,15 @@ def work(
         positions.enter_phase(Phase.GROUP)
         _open_group(job, place, store)
         _note_backend(job, place, run_dir)
-        positions.enter_phase(Phase.SOURCE)
-        with mark_errors(job.data.line):
-            splits = open_source(job.data, training=not isinstance(job.mode, EvaluateMode | PredictMode))
-            sample_keys.prepare(job.data, splits.train, device)
-        compare_samples(job, place, splits, device)
-        if isinstance(job.mode, CalibrateMode):
-            measured_training = measure_times(job, place, splits, device, run_dir, board)
-            if measured_training is None:
-                end = TrainingResult(steps=0, stopped_at=0)
-            else:
-                positions.enter_phase(Phase.MODEL)
-                parts = assemble(measured_training, device, functools.partial(note, run_dir), splits.train)
-                random_numbers.begin(job.seed, noise_rank(job, place.rank))
-                end = train(measured_training, place, parts, splits, board, run_dir, positions)
-        elif job.observation is not None and job.observation.plain:
-            end = TrainingResult(steps=plain_loop.train(job, place, splits, device, run_dir))
-        else:
-            positions.enter_phase(Phase.MODEL)
-            if job.is_training and job.data.most_share:
-                job = with_measured_shares(job, place, splits, device, run_dir)
-            parts = assemble(job, device, functools.partial(note, run_dir), splits.train)
-            positions.model = parts.plain
-            assert mesh_of(job).coordinates == place.coordinates, place
-            random_numbers.begin(job.seed, noise_rank(job, place.rank))
-            if job.is_training:
-                end = train(job, place, parts, splits, board, run_dir, positions)
-            else:
-                if isinstance(job.mode, EvaluateMode):  # while the network has the weights of the start
-                    positions.enter_phase(Phase.REFERENCE)
-                    add_reference(job, place, parts, splits, run_dir)(0)
-                tasks.work_off(job, place, parts, splits, run_dir)
-                end = TrainingResult(steps=0)
+        end = _carry_out(program, device, run_dir, board, positions, made)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     except BaseException as raised:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch raises in it when a loader worker ends, here as well
         error = of_dead_worker(raised, job.data.line)
-        if splits is not None:
-            out_of_range.explain(error, job, place, splits, board.step(place.rank))
-        model = parts.plain if parts is not None else None
+        if made.splits is not None:
+            out_of_range.explain(error, job, place, made.splits, board.step(place.rank))
+        model = made.parts.plain if made.parts is not None else None
         told = failure.record(run_dir, board, place.rank, error, job, model)
         if positions is not None:
             positions.record_error(error, told.kind)
@@ -144,6 +111,52 @@ def work(
     meeting.tell()
     meeting.part()
     sys.exit()  # not 0, which torch's agent would take for a returned value
+
+
+@dataclasses.dataclass
+class _Made:
+    """What a rank has made when an exception ends it."""
+
+    splits: Splits | None = None
+    parts: TrainingComponents | None = None
+
+
+def _carry_out(
+    program: RankProgram,
+    device: torch.device,
+    run_dir: str,
+    board: stop.RunControl,
+    positions: PositionReporter,
+    made: _Made,
+) -> TrainingResult:
+    """Opens the data and does what the mode of the job says, in a process group that is open."""
+    job, place = program.job, program.place
+    positions.enter_phase(Phase.SOURCE)
+    with mark_errors(job.data.line):
+        made.splits = splits = open_source(job.data, training=not isinstance(job.mode, EvaluateMode | PredictMode))
+        sample_keys.prepare(job.data, splits.train, device)
+    compare_samples(job, place, splits, device)
+    if isinstance(job.mode, CalibrateMode):
+        measured_training = measure_times(job, place, splits, device, run_dir, board)
+        if measured_training is None:
+            return TrainingResult(steps=0, stopped_at=0)
+        job = measured_training
+    elif job.observation is not None and job.observation.plain:
+        return TrainingResult(steps=plain_loop.train(job, place, splits, device, run_dir))
+    positions.enter_phase(Phase.MODEL)
+    if job.is_training and job.data.most_share:
+        job = with_measured_shares(job, place, splits, device, run_dir)
+    made.parts = parts = assemble(job, device, functools.partial(note, run_dir), splits.train)
+    positions.model = parts.plain
+    assert mesh_of(job).coordinates == place.coordinates, place
+    random_numbers.begin(job.seed, noise_rank(job, place.rank))
+    if job.is_training:
+        return train(job, place, parts, splits, board, run_dir, positions)
+    if isinstance(job.mode, EvaluateMode):  # while the network has the weights of the start
+        positions.enter_phase(Phase.REFERENCE)
+        add_reference(job, place, parts, splits, run_dir)(0)
+    tasks.work_off(job, place, parts, splits, run_dir)
+    return TrainingResult(steps=0)
 
 
 def _flush() -> None:

@@ -107,38 +107,37 @@ def step_with(
     return step
 
 
-def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Passes:
-    """Returns the function that runs the forward and backward passes of a step over all its micro-batches. It takes the
-    batch, and a function that is called with each loss before its backward pass. It returns the sum of this rank's
-    losses, and the divisor of the losses of all ranks.
+@dataclass(frozen=True)
+class _Forward:
+    """The forward pass of a micro-batch up to its loss, with the forward passes that come `ahead` of it, the batch of a
+    loss that compares samples, and the search for parameters that a step did not use.
     """
-    engine, loss_sum, scaler = parts.engine, parts.loss, parts.scaler
-    model, held, ranks = engine.model, engine.held, engine.scale
-    precision, device = job.precision, parts.device
+
+    run: Callable[[Structure, Structure], Tensor]
+    ahead: PassesAhead
+    together: WholeBatch | None
+    varying: Varying | None
+
+
+def _forward_of(job: JobProgram, place: RankPlace, parts: TrainingComponents, draws: SampleDraws) -> _Forward:
+    model, loss_sum, precision, device = parts.engine.model, parts.loss, job.precision, parts.device
     cut, cut_input = context_parallel.piece_of(job), context_parallel.input_piece_of(job, parts.plain)
-    aside = offload.activations(job, device)
-    counted, parameters = own_count(job, parts), list(parts.plain.parameters())
-    exchange = parts.exchange
-    begin = exchange.begin if exchange is not None else _do_nothing
-    begin_counts = parts.experts.begin if parts.experts is not None else _do_nothing
-
-    def scaled(loss: Tensor) -> Tensor:
-        return scaler.scale(loss * ranks)
-
     run_model = functools.partial(call, model, parts.plain.forward) if job.data.structured else model
+    aside, nothing = offload.activations(job, device), contextlib.nullcontext()
+    in_loss = draws.in_loss if job.loss.draws is not None and not job.loss.together else contextlib.nullcontext
 
     def output_of(input: Structure, target: Structure) -> Structure:
         with aside(), autocast(precision, device), computes_losses(parts.plain, job.loss, cut(target)):
             return run_model(cut_input(input))
 
-    draws = SampleDraws(job, place)
-    in_loss = draws.in_loss if job.loss.draws is not None and not job.loss.together else contextlib.nullcontext
     ahead = PassesAhead(parts, output_of, draws.enter)
-    balance = StepBalanceLoss(parts, scaled)
     together: WholeBatch | None = None
     if job.loss.together:  # the loss compares samples
         together = WholeBatch(job, place, parts, ahead, draws)
         loss_sum = together.loss
+    varying: Varying | None = None
+    if job.gradients.search and not job.gradients.unused:
+        varying = Varying(parts.plain, device, mesh_of(job).group("data") if job.world_size > 1 else None)
 
     def forward(input: Structure, target: Structure) -> Tensor:
         own_target = cut(target)
@@ -153,16 +152,28 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
         with aside(), autocast(precision, device):
             return forward(input, target)
 
-    nothing = contextlib.nullcontext()
     has_contexts = has_autocast(precision) or "activations" in job.offload
-    run_forward = ahead.wrap(forward_in_contexts if has_contexts else forward)
-    varying: Varying | None = None
+    return _Forward(ahead.wrap(forward_in_contexts if has_contexts else forward), ahead, together, varying)
+
+
+def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Passes:
+    """Returns the function that runs the forward and backward passes of a step over all its micro-batches. It takes the
+    batch, and a function that is called with each loss before its backward pass. It returns the sum of this rank's
+    losses, and the divisor of the losses of all ranks.
+    """
+    engine, scaler = parts.engine, parts.scaler
+    held, ranks = engine.held, engine.scale
+    draws = SampleDraws(job, place)
+    forward = _forward_of(job, place, parts, draws)
+    run_forward, ahead, together, varying = forward.run, forward.ahead, forward.together, forward.varying
+    counted, parameters = own_count(job, parts), list(parts.plain.parameters())
+    exchange, experts = parts.exchange, parts.experts
+    begin = exchange.begin if exchange is not None else _do_nothing
+    begin_counts = experts.begin if experts is not None else _do_nothing
+    balance = StepBalanceLoss(parts, lambda loss: scaler.scale(loss * ranks))
+    run_backward = MeanBackward(ranks, scaler).run
     # A structure's loss may be a constant, where nothing of a batch counts: no parameter is used then.
     always = job.gradients.kind != "none" or not job.data.structured
-    if job.gradients.search and not job.gradients.unused:
-        varying = Varying(parts.plain, device, mesh_of(job).group("data") if job.world_size > 1 else None)
-
-    run_backward = MeanBackward(ranks, scaler).run
 
     def backward(loss: Tensor, number: int | Tensor) -> Tensor:
         if loss.requires_grad or always:
