@@ -51,6 +51,7 @@ def test_the_compiler_pairs_every_exchange_of_a_block_with_products(tmp_path: Pa
 
 def _paired(rank: int, program: JobProgram, place: RankPlace) -> list[dict[str, int]]:
     """Returns the exchanges of each compiled graph after the compiler's pass, by their names."""
+    import torch._functorch.config
     import torch._inductor.config
     from torch._inductor.fx_passes import post_grad
 
@@ -71,7 +72,8 @@ def _paired(rank: int, program: JobProgram, place: RankPlace) -> list[dict[str, 
     samples = open_source(program.data)
     with (
         patch.object(post_grad, "micro_pipeline_tp_pass", pair_copy),
-        torch._inductor.config.patch(force_disable_caches=True),
+        torch._functorch.config.patch(enable_autograd_cache=False),
+        torch._inductor.config.patch({"fx_graph_cache": False, "aot_inductor.debug_compile": True}),
     ):
         step = stepper(program, place, assemble(program, device))
         for batch in batches(program.data, samples, place, program.microbatches, 0, 1, device):
