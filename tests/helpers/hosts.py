@@ -106,5 +106,9 @@ def ranks_of(command: Command) -> list[int]:
     """Returns the processes of the ranks that a launcher has forked, which have its command line."""
     process = command.process.pid
     children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    own = Path(f"/proc/{process}/cmdline").read_bytes()
-    return [int(child) for child in children if Path(f"/proc/{child}/cmdline").read_bytes() == own]
+    own, ranks = Path(f"/proc/{process}/cmdline").read_bytes(), []
+    for child in children:
+        with suppress(FileNotFoundError):  # it has ended
+            if Path(f"/proc/{child}/cmdline").read_bytes() == own:
+                ranks.append(int(child))
+    return ranks

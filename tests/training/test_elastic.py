@@ -26,6 +26,7 @@ from helpers.hosts import (
 from helpers.launcher import Command, Launcher
 from helpers.paths import ROOT
 from helpers.trained import Trained, agree, train_job
+from helpers.waiting import until
 from test_faults import listening
 from test_hosts import ALONE
 
@@ -76,6 +77,14 @@ class Hosts:
         self.there.append(command)
         return command
 
+    def train(self, launchers: int, out: Path) -> None:
+        """Starts launchers. Waits until all of them train, and there is a checkpoint: one may come late."""
+        for _ in range(launchers):
+            self.start()
+        until(lambda: all(ranks_of(each) for each in self.there), self.there)
+        reach_checkpoint(out, self.there)
+        reach(out, (logged(out) or [0])[-1] + 10, self.there)
+
     def join(self, keeper: Command) -> None:
         """Starts a launcher, and has the training wait while it starts, so that it comes before the end."""
         ranks = ranks_of(keeper)
@@ -108,9 +117,7 @@ def test_hosts_come_and_die(job: Path, out: Path, alone: Trained, more: tuple[st
     """Three hosts, of which one dies; another one comes; the first one dies; the last two end."""
     with ExitStack() as around:
         hosts = Hosts(job, around, *more)
-        for _ in range(3):
-            hosts.start()
-        reach_checkpoint(out, hosts.there)
+        hosts.train(3, out)
         keeper = hosts.keeper
         hosts.kill(next(each for each in hosts.there if each is not keeper))
         keeper.wait_for("is gone: its connection ended; goes on with the other hosts, from the checkpoint of step ")
@@ -221,9 +228,7 @@ def test_the_first_host_is_lost_and_comes_back(job: Path, out: Path) -> None:
 def test_a_failing_rank_takes_a_restart_and_a_change_none(job: Path, out: Path) -> None:
     with ExitStack() as around:
         hosts = Hosts(job, around, "--set", "train.steps=100000")
-        hosts.start()
-        hosts.start()
-        reach_checkpoint(out, hosts.there)
+        hosts.train(2, out)
         keeper = hosts.keeper
         os.kill(ranks_of(keeper)[0], signal.SIGKILL)
         keeper.wait_for("note: restart 1 of 1, from the checkpoint of step ")
@@ -246,9 +251,7 @@ def test_all_launchers_are_lost_at_once(job: Path, out: Path, alone: Trained, no
     """The same commands, typed again, go on in the same run directory."""
     with ExitStack() as around:
         hosts = Hosts(job, around, "--set", f"devices.nodes={nodes}")
-        for _ in range(2):
-            hosts.start()
-        reach_checkpoint(out, hosts.there)
+        hosts.train(2, out)
         for each in hosts.there:
             os.killpg(each.process.pid, signal.SIGKILL)
         for each in list(hosts.there):
