@@ -43,9 +43,10 @@ _SUBJECTS = {  # by the function of dslc that exchanges
     "clipped": "the gradient norm",
     "evaluate": "the metrics",
     "_compare": "the order of modules",
+    "global_count": "the count of targets",
 }
 _PENDING = {  # functions of dslc that wait for what they or others have begun, which torch does outside Python
-    "global_count.<locals>.complete_pending": "the all-reduce of the count of targets",
+    "global_count.<locals>.complete_pending": f"the all-reduce of {_SUBJECTS['global_count']}",
     "Pipeline.finish": "the sending of a message",
     "BucketQueue._further": "",  # the exchange of the job
 }
