@@ -79,7 +79,7 @@ def work(
     stop.deaf(board, in_group=in_group)
     end_with(launcher)
     board.arrive(place.rank)
-    made, positions = _Made(), None
+    made, positions = _RankObjects(), None
     try:
         _print_to(failure.log_path(run_dir, board, place.rank), goes_on=job.checkpoint.resume != "none")
         positions = PositionReporter(job, place.rank, board, meeting.begin(place.rank))
@@ -114,8 +114,8 @@ def work(
 
 
 @dataclasses.dataclass
-class _Made:
-    """What a rank has made when an exception ends it."""
+class _RankObjects:
+    """The objects that a rank has made, which tell more of an exception that ends it."""
 
     splits: Splits | None = None
     parts: TrainingComponents | None = None
@@ -127,7 +127,7 @@ def _carry_out(
     run_dir: str,
     board: stop.RunControl,
     positions: PositionReporter,
-    made: _Made,
+    made: _RankObjects,
 ) -> TrainingResult:
     """Opens the data and does what the mode of the job says, in a process group that is open."""
     job, place = program.job, program.place
