@@ -79,7 +79,7 @@ def work(
     stop.deaf(board, in_group=in_group)
     end_with(launcher)
     board.arrive(place.rank)
-    made, positions = _RankObjects(), None
+    made, positions = _RankObjects(job), None
     try:
         _print_to(failure.log_path(run_dir, board, place.rank), goes_on=job.checkpoint.resume != "none")
         positions = PositionReporter(job, place.rank, board, meeting.begin(place.rank))
@@ -96,9 +96,9 @@ def work(
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch raises in it when a loader worker ends, here as well
         error = of_dead_worker(raised, job.data.line)
         if made.splits is not None:
-            out_of_range.explain(error, job, place, made.splits, board.step(place.rank))
+            out_of_range.explain(error, made.job, place, made.splits, board.step(place.rank))
         model = made.parts.plain if made.parts is not None else None
-        told = failure.record(run_dir, board, place.rank, error, job, model)
+        told = failure.record(run_dir, board, place.rank, error, made.job, model)
         if positions is not None:
             positions.record_error(error, told.kind)
         failure.say(board, place.rank, told)
@@ -115,8 +115,11 @@ def work(
 
 @dataclasses.dataclass
 class _RankObjects:
-    """The objects that a rank has made, which tell more of an exception that ends it."""
+    """The objects that a rank has made, which tell more of an exception that ends it. `job` has the shares of the ranks
+    when they are measured.
+    """
 
+    job: JobProgram
     splits: Splits | None = None
     parts: TrainingComponents | None = None
 
@@ -145,7 +148,7 @@ def _carry_out(
         return TrainingResult(steps=plain_loop.train(job, place, splits, device, run_dir))
     positions.enter_phase(Phase.MODEL)
     if job.is_training and job.data.most_share:
-        job = with_measured_shares(job, place, splits, device, run_dir)
+        made.job = job = with_measured_shares(job, place, splits, device, run_dir)
     made.parts = parts = assemble(job, device, functools.partial(note, run_dir), splits.train)
     positions.model = parts.plain
     assert mesh_of(job).coordinates == place.coordinates, place
