@@ -108,9 +108,10 @@ def step_with(
 
 
 @dataclass(frozen=True)
-class _Forward:
-    """The forward pass of a micro-batch up to its loss, with the forward passes that come `ahead` of it, the batch of a
-    loss that compares samples, and the search for parameters that a step did not use.
+class _MicroBatchForward:
+    """The forward pass of a micro-batch up to its loss, and the forward passes that come `ahead` of it.
+
+    `together` is the batch of a loss that compares samples, `varying` finds the parameters that a step did not use.
     """
 
     run: Callable[[Structure, Structure], Tensor]
@@ -119,7 +120,9 @@ class _Forward:
     varying: Varying | None
 
 
-def _forward_of(job: JobProgram, place: RankPlace, parts: TrainingComponents, draws: SampleDraws) -> _Forward:
+def _forward_pass(
+    job: JobProgram, place: RankPlace, parts: TrainingComponents, draws: SampleDraws
+) -> _MicroBatchForward:
     model, loss_sum, precision, device = parts.engine.model, parts.loss, job.precision, parts.device
     cut, cut_input = context_parallel.piece_of(job), context_parallel.input_piece_of(job, parts.plain)
     run_model = functools.partial(call, model, parts.plain.forward) if job.data.structured else model
@@ -153,7 +156,7 @@ def _forward_of(job: JobProgram, place: RankPlace, parts: TrainingComponents, dr
             return forward(input, target)
 
     has_contexts = has_autocast(precision) or "activations" in job.offload
-    return _Forward(ahead.wrap(forward_in_contexts if has_contexts else forward), ahead, together, varying)
+    return _MicroBatchForward(ahead.wrap(forward_in_contexts if has_contexts else forward), ahead, together, varying)
 
 
 def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Passes:
@@ -164,7 +167,7 @@ def passes(job: JobProgram, place: RankPlace, parts: TrainingComponents) -> Pass
     engine, scaler = parts.engine, parts.scaler
     held, ranks = engine.held, engine.scale
     draws = SampleDraws(job, place)
-    forward = _forward_of(job, place, parts, draws)
+    forward = _forward_pass(job, place, parts, draws)
     run_forward, ahead, together, varying = forward.run, forward.ahead, forward.together, forward.varying
     counted, parameters = own_count(job, parts), list(parts.plain.parameters())
     exchange, experts = parts.exchange, parts.experts

@@ -34,10 +34,9 @@ EARLY = {"build": 5, "source": 5, "sleep": 6, "hook": 3, "data": 4, "cut": 2}
 LATER = {"count": 2}
 CUTS = ("cut", "count")
 CODE = """
-import os, pathlib, signal, subprocess, threading, time, torch
+import os, pathlib, signal, subprocess, threading, torch
 
 RANK, CASE, PIPE = int(os.environ.get("RANK", -1)), {case!r}, pathlib.Path({pipe!r})
-CUT = pathlib.Path({pipe!r} + ".cut")
 HELPERS = []  # a process of the user's, which no stall ends
 
 def strikes(step):
@@ -90,7 +89,11 @@ def do_cut():
 
 def do_count():
     do_cut()
-    CUT.touch()
+    for rank in set(range({ranks})) - {{RANK}}:
+        pipe_of(rank).write_bytes(b"")
+
+def pipe_of(rank):  # at which another rank waits, before it counts, until the network is cut
+    return PIPE.with_name(f"{{PIPE.name}}-{{rank}}")
 
 class Data(torch.utils.data.Dataset):
     steps = 0  # that this process has begun
@@ -107,9 +110,9 @@ class Data(torch.utils.data.Dataset):
     def __getitem__(self, n):
         self.drawn += 1
         strikes_now = Data.steps == {step} - 1 if CASE == "data" else CASE == "worker" and self.drawn == {sample}
-        if CASE == "count" and RANK >= 0 and RANK != {rank} and Data.steps == {step} - 1:
-            while not CUT.exists():
-                time.sleep(0.01)
+        if CASE == "count" and RANK not in (-1, {rank}) and Data.steps == {step} - 1:
+            Data.steps += 1
+            pipe_of(RANK).read_bytes()
         if RANK == {rank} and strikes_now:
             Data.steps += 1
             PIPE.exists() and PIPE.read_bytes()  # the line of data
@@ -239,8 +242,9 @@ def run_case(case: Case, folder: Path) -> tuple[str, str]:
     module = f"net{case.number}"
     batch, workers = 8 * case.ranks, int(case.kind == "worker")
     pipe, sample = str(folder / f"pipe{case.number}"), 8 * (case.step - 1) + 1
-    os.mkfifo(pipe)
-    code = CODE.format(case=case.kind, rank=case.rank, step=case.step, pipe=pipe, sample=sample)
+    for path in (pipe, *(f"{pipe}-{rank}" for rank in range(case.ranks))):
+        os.mkfifo(path)
+    code = CODE.format(case=case.kind, rank=case.rank, ranks=case.ranks, step=case.step, pipe=pipe, sample=sample)
     (folder / f"{module}.py").write_text(code)
     job = folder / f"{module}.plt"
     job.write_text(JOB.format(module=module, batch=batch, workers=workers, ranks=case.ranks, zero=case.zero))
