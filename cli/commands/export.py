@@ -23,6 +23,7 @@ from dslc.runs.model_card import model_card
 from dslc.runtime.model.errors import ModelError
 from dslc.runtime.process.vision_library import true_cause
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, TRAINING_FAILED, CommandFailedError
+from dslc.terminal.system_errors import in_words
 
 _PEFT_KINDS = {"causal_lm": "CAUSAL_LM", "sequence_classification": "SEQ_CLS"}
 _FILES = (".safetensors", ".pt")
@@ -120,7 +121,9 @@ def _export(analysis: Analysis, selected: SelectedWeights, output: str, argument
                 adapter_weights=adapter_weights,
                 companions=companions,
             )
-    except (CheckpointError, ModelError, OSError, ImportError) as error:
+    except OSError as error:
+        raise CommandFailedError(plain(f"{output} cannot be written: {in_words(error)}"), TRAINING_FAILED) from error
+    except (CheckpointError, ModelError, ImportError) as error:
         _show_error(error)
         return TRAINING_FAILED
     size = os.path.getsize(output)

@@ -29,10 +29,11 @@ _WITHOUT_NAME = {errno.ENOSPC: "make room in /dev/shm, where processes share mem
 
 
 def in_words(error: OSError) -> str:
-    """Returns the file and the reason in one line."""
+    """Returns the file, the later one of a copy, and the reason in one line."""
     reason = error.strerror or str(error)
     said = f"{reason[:1].lower()}{reason[1:]}"
-    return f"{error.filename}: {said}" if error.filename is not None else said
+    file = error.filename if error.filename2 is None else error.filename2
+    return f"{file}: {said}" if file is not None else said
 
 
 def remedy(error: OSError, command: str) -> str:

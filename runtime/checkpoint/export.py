@@ -41,7 +41,7 @@ from dslc.compiler.ir.parameter_names import (
 )
 from dslc.runtime.checkpoint.companion_files import CompanionFiles
 from dslc.runtime.checkpoint.files import misfitting_tensors
-from dslc.runtime.checkpoint.state import CheckpointError, key_of, keys_of, read_tensors
+from dslc.runtime.checkpoint.state import CheckpointError, key_of, keys_of, read_tensors, system_errors
 from dslc.runtime.checkpoint.tensor_file import writing
 from dslc.runtime.checkpoint.weights import METADATA, entry, write_tensor
 from dslc.runtime.model import adapters
@@ -73,7 +73,7 @@ def export(
     `ties` maps a parameter to the one whose tensor it is. Of a checkpoint with an average of the weights that is
     written, but with `raw` the weights themselves. Raises CheckpointError and OSError.
     """
-    plain = path + ".plain"
+    plain, saved = path + ".plain", path + ".saved"
     try:
         if os.path.isdir(source) or adapter_weights is not None:
             with _opened(source, raw, adapter_weights) as (stored_tensors, fetch):
@@ -85,12 +85,13 @@ def export(
             os.replace(plain, path)
             return len(tensors)
         state = tensors | {name: tensors[owner] for name, owner in ties.items() if owner in tensors}
-        torch.save(state, path + ".saved")
-        os.replace(path + ".saved", path)
+        with open(saved, "wb") as file, system_errors():
+            torch.save(state, file)
+        os.replace(saved, path)
         return len(state)
     finally:
-        if os.path.exists(plain):
-            os.remove(plain)
+        for part in filter(os.path.exists, (plain, saved)):
+            os.remove(part)
 
 
 def export_adapter(

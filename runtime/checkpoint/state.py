@@ -52,8 +52,9 @@ from dslc.runtime.technique import offload
 from dslc.runtime.transport import unpickling
 
 if TYPE_CHECKING:
-    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, SavePlan, SavePlanner
     from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+    from torch.distributed.checkpoint.storage import WriteResult
 
     from dslc.runtime.pipeline.pipeline import Pipeline
     from dslc.runtime.step.assemble import TrainingComponents
@@ -453,11 +454,39 @@ def write(path: str, tensors: State, group: dist.ProcessGroup | None) -> None:
     with _plainly(f"{path} cannot be written"):
         dcp.save(
             with_chunks(tensors),
-            storage_writer=dcp.FileSystemWriter(path, sync_files=True),
+            storage_writer=_writer(path),
             planner=dcp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
             process_group=group,
             no_dist=group is None,
         )
+
+
+def _writer(path: str) -> FileSystemWriter:
+    """Returns a writer of the checkpoint at `path` that raises the system's error, and not what torch makes of it."""
+    from torch.distributed.checkpoint import FileSystemWriter
+
+    class PlainWriter(FileSystemWriter):
+        def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
+            with system_errors():
+                return super().write_data(plan, planner)
+
+    return PlainWriter(path, sync_files=True)
+
+
+@contextlib.contextmanager
+def system_errors() -> Iterator[None]:
+    """Raises the OSError of a `torch.save` into an open file, such as that of a full disk. After a failed write torch
+    still ends its archive, and raises "unexpected pos 704 vs 598" in the place of the reason.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        reason = error.__context__
+        while reason is not None and not isinstance(reason, OSError):
+            reason = reason.__context__
+        if reason is None:
+            raise
+        raise reason from None
 
 
 def read_tensors(path: str, tensors: State) -> None:

@@ -15,12 +15,14 @@ import pytest
 import torch
 from helpers.launcher import Command, Launcher, write_program
 from helpers.made_programs import conv_model, gpt_model, images, optimizer_step, places, program, python, tokens
-from safetensors.numpy import load_file
+from helpers.small_disk import fill, small_disk
+from safetensors.numpy import load_file, save_file
 
 from dslc.compiler.ir import program as p
 from dslc.compiler.ir.codec import to_json
 from dslc.runtime.checkpoint import files
-from dslc.runtime.checkpoint.state import CheckpointError, load_model
+from dslc.runtime.checkpoint.export import export
+from dslc.runtime.checkpoint.state import CheckpointError, load_model, write
 from dslc.runtime.model.meta_model import build_model
 from dslc.runtime.process.records import NOTES, read_metrics
 from dslc.runtime.process.run_status import read_status
@@ -398,6 +400,27 @@ class Net(nn.Sequential):
 def net(at):
     return Net(at)
 """
+
+
+@pytest.mark.parametrize("left", [0, 4096, 100_000])
+def test_a_full_disk_is_named_in_whatever_write_torch_finds_it(tmp_path: Path, left: int) -> None:
+    """Torch ends its archive after a failed write of a tensor, and says "unexpected pos 704 vs 598"."""
+    tensors = {f"model.{number}": torch.randn(64, 500) for number in range(2)}
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        (disk / "part").mkdir()
+        os.truncate(fill(disk), (1 << 20) - left)
+        with pytest.raises(CheckpointError, match="part cannot be written: OSError: .* No space left on device$"):
+            write(str(disk / "part"), tensors, None)
+
+
+def test_an_export_to_a_full_disk_names_the_reason_and_leaves_nothing(tmp_path: Path) -> None:
+    save_file({"a": np.zeros((64, 500), np.float32)}, tmp_path / "a.safetensors")
+    size = (tmp_path / "a.safetensors").stat().st_size
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        os.truncate(fill(disk), (1 << 20) - size - 20_000)
+        with pytest.raises(OSError, match="No space left on device"):
+            export(str(tmp_path / "a.safetensors"), {}, str(disk / "a.pt"))
+        assert os.listdir(disk) == ["filling"]
 
 
 @pytest.mark.parametrize("name", ["step-00000004", "step-00000007.part", "step-00000007.gone"])
