@@ -409,7 +409,7 @@ def test_a_full_disk_is_named_in_whatever_write_torch_finds_it(tmp_path: Path, l
     with small_disk(tmp_path / "disk", "1m") as disk:
         (disk / "part").mkdir()
         os.truncate(fill(disk), (1 << 20) - left)
-        with pytest.raises(CheckpointError, match="part cannot be written: OSError: .* No space left on device$"):
+        with pytest.raises(CheckpointError, match=r"part cannot be written: OSError: .* No space left on device$"):
             write(str(disk / "part"), tensors, None)
 
 
