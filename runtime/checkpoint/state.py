@@ -6,7 +6,7 @@
     optimizer.<name>.<state>    the optimizer's state of that parameter: exp_avg, momentum_buffer, step, …
     scaler.<number>             the state of the loss scaler
     rng.<rank>.<generator>      the state of a rank's random generators
-    own.<rank>.…, exchange.…    of ranks whose weights differ, and of an exchange (ExchangeState)
+    own.<rank>.…, exchange.…    of ranks whose weights differ, and of an exchange (exchange_state.py)
     hook.<rank>.<name>          the state of a user's hook (loop/hooks.py)
 
 Model: parameters and optimizer state are plain tensors that every rank holds (DistributedDataParallel), parts of one
@@ -41,9 +41,9 @@ from torch import Tensor, nn
 from dslc.compiler.facts.untrusted_files import open_file
 from dslc.compiler.trace.private_torch import local_part, spec_of
 from dslc.runtime.checkpoint.custom_optimizer_state import OwnState
+from dslc.runtime.checkpoint.exchange_state import ExchangeState
 from dslc.runtime.checkpoint.files import METADATA, Manifest, Shapes, is_plain_name, misfitting_tensors
 from dslc.runtime.checkpoint.permuted_rows import with_chunks
-from dslc.runtime.exchange.base import Exchange, in_place_of
 from dslc.runtime.model.tensor_names import named_tensors
 from dslc.runtime.optimizer.local_parts import empty_by_rows
 from dslc.runtime.parallel.custom_optimizer import OwnOptimizer
@@ -233,20 +233,8 @@ class TrainingState:
         stored_tensors = keys_of(path)
         same_ranks, anew = manifest.world_size == self._ranks, list[str]()
         states = _optimizer_states(stored_tensors)
-        tensors_to_read, keys = State(), _Keys(self._apart, stored_tensors, same_ranks)
-        current = named_tensors(self._parts.plain)
-        for name, tensor in self._model.items():
-            tensors_to_read[keys[f"model.{name}"]] = (tensor if name in self._parameters else current[name]).detach()
-        for slot in self._slots:
-            slot_tensors = {
-                state: slot.make(state in self._counts, stored_tensors[keys[f"optimizer.{slot.name}.{state}"]])
-                for state in states.get(slot.name, ())
-            }
-            tensors_to_read |= {
-                keys[f"optimizer.{slot.name}.{state}"]: tensor for state, tensor in slot_tensors.items()
-            }
-            if slot_tensors:
-                slot.kept[slot.parameter] = slot_tensors
+        keys = _Keys(self._apart, stored_tensors, same_ranks)
+        tensors_to_read = self._weights_to_read(keys) | self._slots_to_read(keys, stored_tensors, states)
 
         def size(parameter: str, state: str) -> Sequence[int]:
             return tuple(stored_tensors[keys[f"optimizer.{parameter}.{state}"]].size)
@@ -292,6 +280,28 @@ class TrainingState:
         if self._apart is not None:
             self._apart.after_load()
         return anew
+
+    def _weights_to_read(self, keys: _Keys) -> State:
+        current = named_tensors(self._parts.plain)
+        return {
+            keys[f"model.{name}"]: (tensor if name in self._parameters else current[name]).detach()
+            for name, tensor in self._model.items()
+        }
+
+    def _slots_to_read(
+        self, keys: _Keys, stored_tensors: Mapping[str, TensorStorageMetadata], states: Mapping[str, Collection[str]]
+    ) -> State:
+        """Makes the optimizer's states that a checkpoint has, and returns them."""
+        made = State()
+        for slot in self._slots:
+            slot_tensors = {
+                state: slot.make(state in self._counts, stored_tensors[keys[f"optimizer.{slot.name}.{state}"]])
+                for state in states.get(slot.name, ())
+            }
+            made |= {keys[f"optimizer.{slot.name}.{state}"]: tensor for state, tensor in slot_tensors.items()}
+            if slot_tensors:
+                slot.kept[slot.parameter] = slot_tensors
+        return made
 
 
 def _optimizer_states(keys: Iterable[str]) -> dict[str, list[str]]:
@@ -475,7 +485,7 @@ def _writer(path: str) -> FileSystemWriter:
 
 @contextlib.contextmanager
 def system_errors() -> Iterator[None]:
-    """Raises the OSError of a `torch.save` into an open file, such as that of a full disk. After a failed write torch
+    """Raises the OSError of a `torch.save` into an open file, as of a full disk. After a failed write torch
     still ends its archive, and raises "unexpected pos 704 vs 598" in the place of the reason.
     """
     try:
@@ -540,55 +550,3 @@ def _plainly(action: str) -> Iterator[None]:
         raise CheckpointError(f"{action}: {'; '.join(reasons)}") from error
     except Exception as error:
         raise CheckpointError(f"{action}: {type(error).__name__}: {error}") from error
-
-
-class ExchangeState:
-    def __init__(self, exchange: Exchange, rank: int) -> None:
-        self._exchange, self._rank = exchange, rank
-
-    @property
-    def differ(self) -> bool:
-        return self._exchange.differ
-
-    def of_all(self, tensors: Mapping[str, Tensor]) -> contextlib.AbstractContextManager[None]:
-        """Puts the mean over the ranks in the place of those that differ, while the context lasts."""
-        if not self._exchange.differ:
-            return contextlib.nullcontext()
-        self._exchange.settle()
-        float_tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
-        return in_place_of(float_tensors, self._exchange.where)
-
-    def rank_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Returns what this rank writes beside the mean."""
-        own_tensors = (
-            {f"own.{self._rank}.{name}": tensor for name, tensor in tensors.items()} if self._exchange.differ else {}
-        )
-        own_tensors |= {f"exchange.{self._rank}.{name}": tensor for name, tensor in self._exchange.own.items()}
-        if self._rank == 0:
-            own_tensors |= {f"exchange.{name}": tensor for name, tensor in self._exchange.shared.items()}
-        return own_tensors
-
-    def key(self, name: str, stored_keys: Collection[str], same_ranks: bool) -> str:
-        """Returns the name under which this rank's tensor is stored. `same_ranks`: as many ranks wrote as read."""
-        own_key = f"own.{self._rank}.{name}"
-        return own_key if same_ranks and self._exchange.differ and own_key in stored_keys else name
-
-    def tensors_to_load(
-        self, stored_tensors: Mapping[str, TensorStorageMetadata], same_ranks: bool
-    ) -> tuple[dict[str, Tensor], list[str]]:
-        """Returns what the exchange reads, by its names in a checkpoint, and the names of what begins anew."""
-        tensors, anew = dict[str, Tensor](), list[str]()
-        entries = {
-            f"exchange.{self._rank}.{name}": (name, tensor, same_ranks) for name, tensor in self._exchange.own.items()
-        }
-        entries |= {f"exchange.{name}": (name, tensor, True) for name, tensor in self._exchange.shared.items()}
-        for key, (name, tensor, is_loadable) in entries.items():
-            if is_loadable and key in stored_tensors and tuple(stored_tensors[key].size) == tuple(tensor.shape):
-                tensors[key] = tensor
-            else:
-                anew.append(name)
-        self._exchange.ready = not anew
-        return tensors, anew
-
-    def after_load(self) -> None:
-        self._exchange.after_load()
