@@ -155,9 +155,7 @@ class _TrainingRun:
         self._texts: TextWriter | None = None
         if job.generate is not None and job.observation is None:
             self._texts = TextWriter(job, place, parts, job.generate, run_dir, start.step, board.note)
-        self._evaluated_splits: tuple[str, ...] = ()
-        if job.observation is None:
-            self._evaluated_splits = evaluated(job.data) + (("training",) if job.evaluate_training else ())
+        self._evaluated_splits = _evaluated_splits(job)
         self._guard = NonFiniteGuard(job, place, parts, board, self._checkpoints)
         self._goals = Goals(job, parts.device, start.goals)
         self._phases = phase_clock(job, place, parts)
@@ -450,6 +448,12 @@ class _TrainingRun:
         timed = self._timed and job.max_time is not None
         early = self._goals.reason or (f"`max_time` has passed, {time_text(job.max_time or 0)}" if timed else "")
         return TrainingResult(steps=step, early=early) if early else TrainingResult(steps=step, stopped_at=step)
+
+
+def _evaluated_splits(job: JobProgram) -> tuple[str, ...]:
+    if job.observation is not None:
+        return ()
+    return evaluated(job.data) + (("training",) if job.evaluate_training else ())
 
 
 def _stepper(

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.parameter_names import base_name
 from dslc.compiler.ir.program import TransformersStep
@@ -24,6 +25,9 @@ from dslc.runtime.model.errors import ModelError
 from dslc.runtime.process.vision_library import true_cause
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, TRAINING_FAILED, CommandFailedError
 from dslc.terminal.system_errors import in_words
+
+if TYPE_CHECKING:
+    from dslc.runtime.checkpoint.export import Adapted
 
 _PEFT_KINDS = {"causal_lm": "CAUSAL_LM", "sequence_classification": "SEQ_CLS"}
 _FILES = (".safetensors", ".pt")
@@ -68,18 +72,11 @@ def _needs_trace(job: JobSpec | None, output: str) -> bool:
 
 def _export(analysis: Analysis, selected: SelectedWeights, output: str, arguments: argparse.Namespace) -> int:
     from dslc.runtime.checkpoint.companion_files import CompanionFiles
-    from dslc.runtime.checkpoint.export import SHARD, Adapted, export, export_adapter, export_folder
+    from dslc.runtime.checkpoint.export import SHARD, export, export_adapter, export_folder
     from dslc.runtime.checkpoint.state import CheckpointError
 
     job, raw, network = analysis.job, arguments.raw, analysis.job.model.network
-    adapter, facts = adapter_step(job.model.adapter), analysis.facts.model
-    adapter_weights: Adapted | None = None
-    if adapter is not None:
-        adapter_weights = Adapted(
-            step=adapter,
-            transposed=frozenset(facts.transposed) if facts else None if job.model.has_user_network else frozenset(),
-            quantized={weight.name: weight for weight in facts.quantized} if facts else {},
-        )
+    adapter_weights = _adapted(analysis)
     step: TransformersStep | None = None
     if isinstance(network, TransformersNetwork):
         step = locate_paths(transformers_step(job, network, analysis.source), job.folder)
@@ -89,7 +86,7 @@ def _export(analysis: Analysis, selected: SelectedWeights, output: str, argument
     task = step.kind if step else ""
     card = model_card(job.name, selected, task=task, start=start, library=library)
     companions = CompanionFiles(folders=_companion_folders(start, step), card=card)
-    if job.model.start is not None and job.model.start.quantize is not None and facts is None:
+    if job.model.start is not None and job.model.start.quantize is not None and analysis.facts.model is None:
         raise CommandFailedError("the forms of weights in 4 or 8 bits are known only where the data can be read")
     try:
         if output.endswith(_FILES):
@@ -133,6 +130,21 @@ def _export(analysis: Analysis, selected: SelectedWeights, output: str, argument
         print(plain(_once(ties)))
     print(plain(f"{output}: {plural(count, 'tensor')}, {plural(size, 'byte')}, of {selected}"))
     return GOOD
+
+
+def _adapted(analysis: Analysis) -> Adapted | None:
+    """Returns what is known of a network's adapter; None without one."""
+    from dslc.runtime.checkpoint.export import Adapted
+
+    adapter, facts = adapter_step(analysis.job.model.adapter), analysis.facts.model
+    if adapter is None:
+        return None
+    unknown = None if analysis.job.model.has_user_network else frozenset[str]()
+    return Adapted(
+        step=adapter,
+        transposed=frozenset(facts.transposed) if facts else unknown,
+        quantized={weight.name: weight for weight in facts.quantized} if facts else {},
+    )
 
 
 def _companion_folders(start: str, step: TransformersStep | None) -> tuple[str, ...]:

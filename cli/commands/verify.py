@@ -18,7 +18,7 @@ from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.auto_fields import auto_fields
 from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.plain import plain_lines
-from dslc.dsl.words import shorten_list
+from dslc.dsl.words import plural, shorten_list
 from dslc.jobs.check_job import inspect, show
 from dslc.jobs.choose_plan import with_choice
 from dslc.jobs.prepare_run import Ready, prepare
@@ -136,18 +136,13 @@ def _both(load_result: LoadResult) -> tuple[Ready, Ready, list[str]]:
 def _verify(plan: Ready, single: Ready, by_nature: list[str], steps: int, folder: str, *, noise: bool) -> int:
     mode = ObserveMode(noise=noise)
     plan, single = (replace(run, program=replace(run.program, mode=mode)) for run in (plan, single))
-
     steps = min(steps, plan.program.steps)
     saved_step = steps // 2
-    checkpoint = CheckpointStep(every=saved_step, keep=steps, asynchronous=plan.program.checkpoint.asynchronous)
-    full_program = observed_program(
-        plan.program, steps, checkpoint if saved_step and not by_nature else CheckpointStep()
-    )
-    print(
-        plain_lines(
-            f"{plan.program.file}: {layout_text(plan)}, against one process, {steps} step{'s' if steps > 1 else ''}"
-        )
-    )
+    checkpoint = CheckpointStep()
+    if saved_step and not by_nature:
+        checkpoint = CheckpointStep(every=saved_step, keep=steps, asynchronous=plan.program.checkpoint.asynchronous)
+    full_program = observed_program(plan.program, steps, checkpoint)
+    print(plain_lines(f"{plan.program.file}: {layout_text(plan)}, against one process, {plural(steps, 'step')}"))
     under_plan = train_observed(plan, full_program, os.path.join(folder, "plan"), "under the plan")
     single_result = under_plan and train_observed(
         single, observed_program(single.program, steps), os.path.join(folder, "one"), "in one process"

@@ -389,9 +389,8 @@ def _traced_transformers(trial: Trial, network: TransformersNetwork) -> Findings
     def work() -> object:
         import torch
 
-        from dslc.compiler.trace.instantiate import TraceError
         from dslc.runtime.model.documents import document_attention
-        from dslc.runtime.model.transformers_model import build_transformers, check_configuration, longest, padding_of
+        from dslc.runtime.model.transformers_model import build_transformers, check_configuration, padding_of
 
         torch.set_num_threads(1)
         if source.input is None and source.structures is None:
@@ -402,11 +401,7 @@ def _traced_transformers(trial: Trial, network: TransformersNetwork) -> Findings
             model = build_transformers(step)
             padding.append(padding_of(model))
             documents.append(document_attention(model, source.input.shape[0] if source.input else 0))
-            limit, length = longest(model), source.input.shape[0] if source.input and source.input.shape else 0
-            if source.input and source.input.dtype == "int64" and limit is not None and limit < length:
-                raise TraceError(
-                    f"it has positions for {plural(limit, 'token')}, and the data's sequences have {length}"
-                )
+            _check_positions(model, source.input)
             return model
 
         facts = _trace_module(trial, _add_adapter(trial, make), real)
@@ -434,6 +429,18 @@ def _traced_transformers(trial: Trial, network: TransformersNetwork) -> Findings
         help=answer["remedy"] or "arguments of `transformers(…)` override the configuration",
     )
     return None
+
+
+def _check_positions(model: torch.nn.Module, input: TensorFact | None) -> None:
+    """Raises TraceError if the model has fewer positions than a sequence of the data."""
+    from dslc.compiler.trace.instantiate import TraceError
+    from dslc.runtime.model.transformers_model import longest
+
+    if input is None or input.dtype != "int64" or (limit := longest(model)) is None:
+        return
+    length = input.shape[0] if input.shape else 0
+    if limit < length:
+        raise TraceError(f"it has positions for {plural(limit, 'token')}, and the data's sequences have {length}")
 
 
 _FAULT = "fault of the adapter"

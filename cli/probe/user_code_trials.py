@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -86,6 +86,18 @@ def try_loss(trial: Trial) -> Findings[Trial | None]:
             return trial.batches.first_accepted("train", attempt) or {}
 
     answer = (yield from used(trial, call, "loss", use, absent=trial.batches.absent)) or {}
+    if (yield from _check_loss_trial(job, call, answer, pieces)):
+        return None
+    facts: dict[str, object] = {}
+    if answer.get("counts"):
+        facts["source"] = replace(trial.source, loss_counts=True)
+    if answer.get("draws") is not None:
+        facts["loss_draws"] = from_json(NetworkFacts, answer["draws"])
+    return trial.with_facts(**facts) if facts else None
+
+
+def _check_loss_trial(job: JobSpec, call: PythonLoss, answer: Mapping[str, Json], pieces: int) -> Findings[bool]:
+    """Reports what a trial told of a loss: its place, its state, and whether it mixes the samples of a batch."""
     if "cpu" in answer:
         yield Diagnostic(
             "E0681",
@@ -93,10 +105,10 @@ def try_loss(trial: Trial) -> Findings[Trial | None]:
             job.model.value_span("loss"),
             help="`.to(output.device)` for a tensor that is kept; `device = output.device` for one that the loss makes",
         )
-        return None
+        return True
     if "names" in answer:
         yield _loss_state(call, answer["names"], answer["moves"])
-        return None
+        return True
     if answer.get("mixes"):
         yield Diagnostic(
             "W0625",
@@ -108,12 +120,7 @@ def try_loss(trial: Trial) -> Findings[Trial | None]:
                 " is given the outputs and targets of the whole batch, on any number of ranks and micro-batches",
             ),
         )
-    facts: dict[str, object] = {}
-    if answer.get("counts"):
-        facts["source"] = replace(trial.source, loss_counts=True)
-    if answer.get("draws") is not None:
-        facts["loss_draws"] = from_json(NetworkFacts, answer["draws"])
-    return trial.with_facts(**facts) if facts else None
+    return False
 
 
 def _draws_of_loss(step: LossStep, batch: Pair) -> NetworkFacts | None:

@@ -196,19 +196,7 @@ def _facts_of(traced_module: TracedModule, settings: _Settings) -> ModelFacts:
     larger, large_draws, float32, autocast = _memories(first_count, output, trained, settings)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trained[name])  # `forward` may freeze some
-    figures = (
-        first_count.flops,
-        first_count.flops_back,
-        first_count.operations,
-        first_count.multiplies,
-        first_count.inputs,
-        first_count.outputs,
-        float32,
-        autocast,
-    )
-    reuse.check(*figures)
-    reuse.fill(*figures)
-    first_count.order, first_count.astray = reuse.named(first_count.order), set(reuse.named(sorted(first_count.astray)))
+    _fill_skipped(first_count, float32, autocast, reuse)
     noise = with_traced_orders(classify(first_count.draws, large_draws, SMALL, LARGE), first_count.draws, traced)
     if "draw_dims" in noise:
         noise["draw_dims"] = tuple(
@@ -240,6 +228,17 @@ def _facts_of(traced_module: TracedModule, settings: _Settings) -> ModelFacts:
     if settings.tensor == 1 or traced.mode is None:
         return facts
     return with_shares(facts, traced, settings.tensor, settings.tensor_plan, reuse)
+
+
+def _fill_skipped(
+    count: _Count, float32: dict[str, LayerMemory], autocast: dict[str, LayerMemory], reuse: BlockReuse
+) -> None:
+    """Gives the modules that were skipped the figures of those that ran in their place."""
+    sums = count.flops, count.flops_back, count.operations, count.multiplies
+    figures = *sums, count.inputs, count.outputs, float32, autocast
+    reuse.check(*figures)
+    reuse.fill(*figures)
+    count.order, count.astray = reuse.named(count.order), set(reuse.named(sorted(count.astray)))
 
 
 def _memories(

@@ -50,6 +50,24 @@ def check_forward_passes(
         yield from _warn_of_host_draws(job, layout, facts)
     yield from _check_skipped_norms(job, ranks, facts)
     yield from _check_written(job, layout, facts)
+    yield from _warn_of_mixed_samples(job, chunks, facts)
+    yield from _check_recomputed(job, model, facts)
+    yield from _check_untracked(job, ranks, workload, facts)
+    if facts.loss_mixes and chunks > 1:
+        yield Diagnostic(
+            "W0625",
+            f"the loss that the network returns is no mean of losses of single samples, and a batch is cut into "
+            f"{chunks} pieces: the training is not that of one process",
+            job.model.value_span("loss"),
+            notes=(Note("the network", job.model.network_span),),
+            help='return the outputs, and compare them in `loss = python("module:function", over = all)`; for a mean '
+            "over a part of a batch, `own(mean_of = …)` or a pair (sum, count)",
+        )
+    yield from _warn_of_state(job, ranks, facts)
+
+
+def _warn_of_mixed_samples(job: JobSpec, chunks: int, facts: NetworkFacts) -> Iterator[Diagnostic]:
+    """Warns of outputs that depend on the other samples of a batch, or on random numbers in evaluation mode."""
     if facts.mixes is not None and chunks > 1:
         yield Diagnostic(
             "W0642",
@@ -77,19 +95,6 @@ def check_forward_passes(
             job.model.network_span,
             help="`F.dropout(x, training = self.training)` and `nn.Dropout` draw in training only",
         )
-    yield from _check_recomputed(job, model, facts)
-    yield from _check_untracked(job, ranks, workload, facts)
-    if facts.loss_mixes and chunks > 1:
-        yield Diagnostic(
-            "W0625",
-            f"the loss that the network returns is no mean of losses of single samples, and a batch is cut into "
-            f"{chunks} pieces: the training is not that of one process",
-            job.model.value_span("loss"),
-            notes=(Note("the network", job.model.network_span),),
-            help='return the outputs, and compare them in `loss = python("module:function", over = all)`; for a mean '
-            "over a part of a batch, `own(mean_of = …)` or a pair (sum, count)",
-        )
-    yield from _warn_of_state(job, ranks, facts)
 
 
 def place_text(place: CodePlace) -> str:

@@ -62,14 +62,7 @@ def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None
         )
     elif fine and exchange.agrees is not Payload.GRADIENTS:
         yield from _check_step(job, exchange, where)
-    if exchange.arguments.get("peers") == "shift_one" and exchange.members % 2:
-        who = "nodes" if exchange.pieces > 1 else "ranks"
-        yield Diagnostic(
-            "E0633",
-            f"`shift_one` makes pairs, and of {exchange.members} {who} one would be left",
-            where,
-            help=remedy(f"an even number of {who}, or ", set_field("parallelism.gradients.peers", "all")),
-        )
+    yield from _check_pairs(exchange, where)
     if (
         model is not None
         and fine
@@ -93,6 +86,18 @@ def check_exchange(job: JobSpec, layout: Layout | None, model: ModelGraph | None
         label=f"after {plural(exchange.alone, 'step')} of exact sums" if exchange.alone else "",
         help=exact,
     )
+
+
+def _check_pairs(exchange: ExchangePolicy, where: Span | None) -> Iterator[Diagnostic]:
+    """Reports pairs of an odd number of members."""
+    if exchange.arguments.get("peers") == "shift_one" and exchange.members % 2:
+        who = "nodes" if exchange.pieces > 1 else "ranks"
+        yield Diagnostic(
+            "E0633",
+            f"`shift_one` makes pairs, and of {exchange.members} {who} one would be left",
+            where,
+            help=remedy(f"an even number of {who}, or ", set_field("parallelism.gradients.peers", "all")),
+        )
 
 
 def _check_biases(job: JobSpec, model: ModelGraph) -> Iterator[Diagnostic]:

@@ -43,58 +43,62 @@ def check_metrics(
         named[name] = span
         if source.target is not None and not loss_fits and isinstance(metric, m.MSEMetric) != indices:
             continue  # it fits the data; the loss does not, which is reported
-        rewards = isinstance(metric, m.RewardMargin | m.RewardAccuracy)
-        if rewards != isinstance(loss, PreferenceLoss) and not isinstance(metric, m.LossMetric | m.PythonMetric):
-            what = "compares the answers of a pair" if rewards else "does not compare the answers of a pair"
-            yield Diagnostic(
-                "E0312",
-                f"`{metric.word}` {what}, and the loss is `{loss.word}`",
-                span,
-                notes=(Note("the loss is set here", job.model.value_span("loss")),),
-                help=remedy(
-                    set_field("evaluate.metrics", "[loss]" if rewards else "[loss, reward_margin, reward_accuracy]")
-                ),
-            )
-            continue
-        if isinstance(metric, m.Perplexity) and not isinstance(loss, c.CrossEntropy):
-            yield Diagnostic(
-                "E0312",
-                f"perplexity is the exponential of the cross entropy, and the loss is `{loss.word}`",
-                span,
-                notes=(Note("the loss is set here", job.model.value_span("loss")),),
-                help=remedy(remove_at(span), ", or ", set_field("model.loss", "cross_entropy()")),
-            )
-        elif (isinstance(metric, m.Accuracy | m.TopK) and isinstance(loss, c.MSE | c.L1 | c.BCE | c.Contrastive)) or (
-            isinstance(metric, m.TorchMetric) and isinstance(loss, c.MSE | c.L1 | c.Contrastive)
-        ):
-            yield Diagnostic(
-                "E0312",
-                f"`{metric.word}` compares classes, and the loss is `{loss.word}`",
-                span,
-                notes=(Note("the loss is set here", job.model.value_span("loss")),),
-                help=remedy(
-                    set_field("evaluate.metrics", "[loss]" if isinstance(loss, c.Contrastive) else "[loss, mse]")
-                ),
-            )
-        elif isinstance(metric, m.MSEMetric) and isinstance(loss, c.Contrastive):
-            yield Diagnostic(
-                "E0312", "`mse` compares an output with its target, and `contrastive` with other outputs", span
-            )
-        elif isinstance(metric, m.MSEMetric) and classes:
-            help = remedy(replace_text(span, "accuracy"))
-            yield Diagnostic("E0312", "`mse` compares numbers, and the targets are classes", span, help=help)
-        elif isinstance(metric, m.TopK) and source.classes is not None and metric.k >= source.classes:
-            yield Diagnostic(
-                "E0313",
-                f"the {metric.k} likeliest of {source.classes} classes always hold the right one",
-                span,
-                help=remedy(
-                    set_argument(metric.span, "k", max(1, source.classes // 2), f"a `k` below {source.classes}")
-                ),
-            )
+        yield from _check_fit(job, source, metric, span, targets_are_classes=classes)
     if isinstance(loss, c.PythonLoss) and model is not None and source.target is not None and source.structures is None:
         metrics = [each for each in job.evaluate.metrics if not (classes and isinstance(each, m.MSEMetric))]
         yield from check_outputs(job, metrics, model.output, source.target, classes_come_first(model.output, source))
+
+
+def _check_fit(
+    job: JobSpec, source: SourceFacts, metric: Call, span: Span | None, *, targets_are_classes: bool
+) -> Iterator[Diagnostic]:
+    """Reports a metric that does not fit the loss, or says the same of any output."""
+    loss = job.model.loss
+    rewards = isinstance(metric, m.RewardMargin | m.RewardAccuracy)
+    if rewards != isinstance(loss, PreferenceLoss) and not isinstance(metric, m.LossMetric | m.PythonMetric):
+        what = "compares the answers of a pair" if rewards else "does not compare the answers of a pair"
+        yield Diagnostic(
+            "E0312",
+            f"`{metric.word}` {what}, and the loss is `{loss.word}`",
+            span,
+            notes=(Note("the loss is set here", job.model.value_span("loss")),),
+            help=remedy(
+                set_field("evaluate.metrics", "[loss]" if rewards else "[loss, reward_margin, reward_accuracy]")
+            ),
+        )
+        return
+    if isinstance(metric, m.Perplexity) and not isinstance(loss, c.CrossEntropy):
+        yield Diagnostic(
+            "E0312",
+            f"perplexity is the exponential of the cross entropy, and the loss is `{loss.word}`",
+            span,
+            notes=(Note("the loss is set here", job.model.value_span("loss")),),
+            help=remedy(remove_at(span), ", or ", set_field("model.loss", "cross_entropy()")),
+        )
+    elif (isinstance(metric, m.Accuracy | m.TopK) and isinstance(loss, c.MSE | c.L1 | c.BCE | c.Contrastive)) or (
+        isinstance(metric, m.TorchMetric) and isinstance(loss, c.MSE | c.L1 | c.Contrastive)
+    ):
+        yield Diagnostic(
+            "E0312",
+            f"`{metric.word}` compares classes, and the loss is `{loss.word}`",
+            span,
+            notes=(Note("the loss is set here", job.model.value_span("loss")),),
+            help=remedy(set_field("evaluate.metrics", "[loss]" if isinstance(loss, c.Contrastive) else "[loss, mse]")),
+        )
+    elif isinstance(metric, m.MSEMetric) and isinstance(loss, c.Contrastive):
+        yield Diagnostic(
+            "E0312", "`mse` compares an output with its target, and `contrastive` with other outputs", span
+        )
+    elif isinstance(metric, m.MSEMetric) and targets_are_classes:
+        help = remedy(replace_text(span, "accuracy"))
+        yield Diagnostic("E0312", "`mse` compares numbers, and the targets are classes", span, help=help)
+    elif isinstance(metric, m.TopK) and source.classes is not None and metric.k >= source.classes:
+        yield Diagnostic(
+            "E0313",
+            f"the {metric.k} likeliest of {source.classes} classes always hold the right one",
+            span,
+            help=remedy(set_argument(metric.span, "k", max(1, source.classes // 2), f"a `k` below {source.classes}")),
+        )
 
 
 def takes_classes(metric: Call) -> bool:
