@@ -1,4 +1,4 @@
-"""Reads untrusted files: only regular ones, and never more of one than the bound.
+"""Reads untrusted files: only regular ones, and never more of one than the bound. Writes files that the user names.
 
 A device, a pipe or a folder is refused before a byte is read, so that none keeps its reader waiting; a file whose
 stated size is too small (`/proc`) is read to the bound and no further.
@@ -6,9 +6,11 @@ stated size is too small (`/proc`) is read to the bound and no further.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from typing import BinaryIO
 
 
@@ -44,16 +46,33 @@ def open_file(path: str, *, piped: bool = False) -> BinaryIO:
     raise OSError(errno.EINVAL, "it is a device or a pipe, not a file", path)
 
 
+@contextlib.contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Adds the file's name to an OSError: on a full disk the system gives none for a file that is open."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = path
+        raise
+
+
+def write_file(path: str, content: str | bytes) -> None:
+    """Writes a file, or to a device or pipe, that the user names. Raises OSError, with the file's name."""
+    with naming(path), open(path, "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
 def overwrite(path: str, text: str) -> None:
     """Writes beside the file and renames, so that a crash never leaves half of it. Follows a link to its target, and
-    keeps mode, owner and group.
+    keeps mode, owner and group. Raises OSError, with the file's name.
     """
     target = os.path.realpath(path)
     before = os.stat(target)
     beside = f"{target}.{os.getpid()}.tmp"
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
+        with naming(path), os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
             file.write(text)
         after = os.stat(beside)
         if (before.st_uid, before.st_gid) != (after.st_uid, after.st_gid):

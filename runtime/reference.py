@@ -45,7 +45,7 @@ from dslc.runtime.model.tensor_names import named_tensors
 from dslc.runtime.parallel.context_parallel import piece_of
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.process.job_line import mark_errors
-from dslc.runtime.process.records import naming, note
+from dslc.runtime.process.records import note
 from dslc.runtime.step.assemble import TrainingComponents
 
 FILE = "reference.npz"
@@ -286,7 +286,7 @@ def read_table(run_dir: str) -> StoredReference | None:
 
 
 def write_table(path: str, key: Mapping[str, str], table: Tensor) -> None:
-    with naming(path), atomic_write(path) as part, open(recreate_file(part), "wb") as file:
+    with atomic_write(path) as part, open(recreate_file(part), "wb") as file:
         np.savez(file, key=np.array(json.dumps(key)), log_probabilities=table.numpy())
 
 

@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 
+from dslc.dsl.files import write_file
 from dslc.dsl.plain import plain
 from dslc.terminal.exit_codes import GOOD, CommandFailedError
 
@@ -38,8 +39,7 @@ def main(arguments: argparse.Namespace) -> int:
             continue  # another job in the folder reads it, too
         if inside := os.path.dirname(source):
             os.makedirs(os.path.join(os.path.dirname(path), inside), exist_ok=True)
-        with open(target, "w", encoding="utf-8") as file:
-            file.write(texts[target])
+        write_file(target, texts[target])
         print(plain(f"{target} written"))
     print(plain(f"next: dslc check {path}, dslc run {path}"))
     return GOOD

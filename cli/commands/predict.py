@@ -10,6 +10,7 @@ from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain
 from dslc.jobs.inference import prepare_inference, run_inference
 from dslc.terminal.exit_codes import GOOD, TRAINING_FAILED, CommandFailedError
+from dslc.terminal.system_errors import in_words
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -35,7 +36,9 @@ def main(arguments: argparse.Namespace) -> int:
 
         try:
             shapes = join(parts, ready.program.world_size, output)
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise CommandFailedError(plain(in_words(error)), TRAINING_FAILED) from error
+        except ValueError as error:
             raise CommandFailedError(plain(f"{output} cannot be written: {error}"), TRAINING_FAILED) from error
     shapes_text = ", ".join(f"{name} {' x '.join(map(str, shape))}" for name, shape in shapes.items())
     print(plain(f"{arguments.output}: {shapes_text} of {selected}"))

@@ -17,6 +17,7 @@ from dslc.compiler.show.page.content import PageSide, RunFigures
 from dslc.compiler.show.page.memory_moments import memory_moments
 from dslc.compiler.show.page.plan_page import page
 from dslc.compiler.show.picture import write
+from dslc.dsl.files import write_file
 from dslc.dsl.plain import plain
 from dslc.terminal.exit_codes import GOOD, CommandFailedError
 
@@ -32,11 +33,11 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.second is not None and not is_page:
         raise CommandFailedError(plain(f"{arguments.output}: two plans are shown by a page, a .html file"))
     if arguments.second is not None:
-        _write_page(arguments.output, _pair_page(arguments))
+        write_file(arguments.output, _pair_page(arguments))
     elif is_page:
         opened = _opened(arguments)
         side = _side(arguments.job, arguments.job, opened.view, opened.analyse())
-        _write_page(arguments.output, page([side], arguments.view))
+        write_file(arguments.output, page([side], arguments.view))
     else:
         write(draw(_opened(arguments).view, arguments.view), arguments.output)
     print(plain(f"{arguments.output} written"), file=sys.stderr)
@@ -77,11 +78,6 @@ def _figures(folder: str) -> RunFigures:
         return run_figures(folder, state.line())
     except ValueError as error:
         raise CommandFailedError(plain(str(error))) from None
-
-
-def _write_page(path: str, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from dslc.compiler.compile import compile_plan
 from dslc.compiler.facts.untrusted_files import write_private
 from dslc.compiler.ir.program import TrainMode
 from dslc.dsl.diagnostics import Report
+from dslc.dsl.files import write_file
 from dslc.dsl.language.calls import Kubernetes, Slurm
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.meaning.load import LoadResult, load_each
@@ -181,8 +182,7 @@ def _to_slurm(submitted: SubmittedRuns, *, dry: bool) -> int:
         return GOOD
     path = os.path.join(submitted.folder, "submit.sh")
     _write_run_directories(submitted)
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(script)
+    write_file(path, script)
     answer = _hand_over(["sbatch", "--parsable", path], f"`sbatch {path}` where SLURM is")
     number = answer.strip().partition(";")[0]
     for n, folder in enumerate(submitted.folders):

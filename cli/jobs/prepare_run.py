@@ -33,7 +33,6 @@ from dslc.runs.plan_file_output import file_of
 from dslc.runs.run_folder import claim_folder
 from dslc.runtime.launchers.world import World
 from dslc.runtime.process.program_file import write_program
-from dslc.runtime.process.records import naming
 from dslc.runtime.process.run_status import begin, broke_off
 
 if TYPE_CHECKING:
@@ -193,7 +192,7 @@ def write_run_directory(ready: Ready, folder: str) -> None:
         ("plan.json", plan.text()),
     ):
         path = os.path.join(folder, name)
-        with naming(path), replacing(path) as file:
+        with replacing(path) as file:
             file.write(text)
     write_program(folder, ready.program, ready.places)
 

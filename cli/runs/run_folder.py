@@ -28,12 +28,12 @@ import sys
 import time
 from collections.abc import Iterator
 
+from dslc.compiler.facts.untrusted_files import naming
 from dslc.compiler.ir.number_text import path_text
 from dslc.compiler.ir.program import JobProgram
 from dslc.dsl.plain import plain
 from dslc.dsl.words import shorten_list
 from dslc.runtime.checkpoint.files import checkpoints_in
-from dslc.runtime.process.records import naming
 from dslc.terminal.exit_codes import CommandFailedError
 
 LOCK = ".dslc-lock"

@@ -24,7 +24,7 @@ from dslc.dsl.meaning.load import LoadResult
 from dslc.launching.run_state import RunState, run_states, runs_in
 from dslc.runs.metric_summary import MetricSummary, directions
 from dslc.runtime.checkpoint.files import is_plain_name
-from dslc.runtime.process.records import naming, readable_records
+from dslc.runtime.process.records import readable_records
 from dslc.terminal.tables import console
 
 NAME, CSV = "sweep.json", "sweep.csv"
@@ -69,7 +69,7 @@ def write_sweep(folder: str, loaded: LoadResult, names: Sequence[str], program: 
     )
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, NAME)
-    with naming(path), replacing(path) as file:
+    with replacing(path) as file:
         json.dump(asdict(sweep), file, indent=1)
         file.write("\n")
 
@@ -125,7 +125,7 @@ def write_csv(folder: str) -> str:
     for name in best:
         head += [f"best {name}", f"best {name}: step"]
     path = os.path.join(folder, CSV)
-    with naming(path), replacing(path, newline="") as file:
+    with replacing(path, newline="") as file:
         writer = csv.writer(file)
         writer.writerow([*head, "seconds", "folder"])
         for row in rows:

@@ -11,6 +11,7 @@ from dslc.dsl.plain import plain
 from dslc.runtime.process import screen
 from dslc.terminal.exit_codes import TRAINING_FAILED, WRONG_USAGE
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _FOLDER = "name a folder that can be written with --out"
 _REMEDIES = {
     errno.EROFS: _FOLDER,
@@ -45,7 +46,9 @@ def remedy(error: OSError, command: str) -> str:
         if str(error.strerror).startswith("No usable temporary directory"):
             return "make room in one of them, or have TMPDIR name a folder that can be written"
         return _WITHOUT_NAME.get(number) or (_REMEDIES.get(number, "") if _REMEDIES.get(number) != _FOLDER else "")
-    return _REMEDIES.get(number, "") if command == "run" else ""
+    if command == "run":
+        return _REMEDIES.get(number, "")
+    return "make room there" if number in _FULL else ""
 
 
 def _has_folder() -> bool:
@@ -65,5 +68,4 @@ def report_system_error(error: OSError, command: str, say: Callable[[str], None]
     for name in streams:
         screen.drop(getattr(sys, name))
     say(plain(f"dslc: {in_words(error)}") + (f"\nhelp: {help}" if help else ""))
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return TRAINING_FAILED if full and command == "run" else WRONG_USAGE
+    return TRAINING_FAILED if error.errno in _FULL and command == "run" else WRONG_USAGE

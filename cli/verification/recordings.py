@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from dslc.compiler.facts.untrusted_files import atomic_write, parse_json, recreate_file
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.dsl.record import Record, record
-from dslc.runtime.process.records import naming
 
 if TYPE_CHECKING:
     import numpy as np
@@ -211,7 +210,7 @@ def write_recording(path: str, recording: TensorRecording, bounds: Mapping[Tenso
     }
     described = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)  # may be too long for metadata
     content = save({"sums": table, "header": described}, {_FORMAT_NAME: str(FORMAT)})
-    with naming(path), atomic_write(path) as part, open(recreate_file(part), "wb") as file:
+    with atomic_write(path) as part, open(recreate_file(part), "wb") as file:
         file.write(content)
 
 

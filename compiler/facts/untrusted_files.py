@@ -18,12 +18,13 @@ import stat
 from collections.abc import Iterator
 from typing import Any, BinaryIO, TextIO
 
-from dslc.dsl.files import TooLarge, open_file, read_bytes
+from dslc.dsl.files import TooLarge, naming, open_file, read_bytes
 
 __all__ = [
     "TooLarge",
     "atomic_write",
     "create_file",
+    "naming",
     "open_file",
     "open_to_append",
     "parse_json",
@@ -106,11 +107,12 @@ def open_to_append(path: str, *, truncate: bool = False) -> int:
 @contextlib.contextmanager
 def atomic_write(path: str) -> Iterator[str]:
     """Yields the path of a file beside `path`, which takes its place when the context ends, or is removed if that
-    fails. Another process sees the old file or the new one. Raises OSError.
+    fails. Another process sees the old file or the new one. Raises OSError, with the file's name.
     """
     part = f"{path}.part"
     try:
-        yield part
+        with naming(path):
+            yield part
         os.replace(part, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -132,7 +134,7 @@ def write_private(path: str, text: str, *, replace: bool) -> None:
     new = f"{path}.{os.urandom(4).hex()}"
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        with naming(path), os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
         if replace:
             os.replace(new, path)

@@ -32,6 +32,7 @@ from dslc.compiler.ir.plan import PlanView, RankNode
 from dslc.compiler.ir.records import SharedWeight
 from dslc.compiler.show.describe import coordinates, entries_of
 from dslc.compiler.show.schedule import end_boxes, known_times, pass_rows
+from dslc.dsl.files import naming, write_file
 from dslc.dsl.record import Record, record
 
 GROUPS = "comm_group.json"
@@ -75,7 +76,8 @@ def write_execution_traces(plan: PlanGraph, view: PlanView, folder: str) -> list
     schema = _schema()
     for rank, (name, nodes) in enumerate(zip(names, node_lists, strict=True)):
         facts: dict[str, int | str] = {"job": view.job, "plan": view.hash, "rank": rank, "times": traces.source}
-        with open(os.path.join(folder, name), "wb") as file:
+        path = os.path.join(folder, name)
+        with naming(path), open(path, "wb") as file:
             serialize_length_prefixed(schema["GlobalMetadata"](version=_VERSION, attr=_attributes(facts)), file)
             for node in nodes:
                 message = schema["Node"](
@@ -88,9 +90,8 @@ def write_execution_traces(plan: PlanGraph, view: PlanView, folder: str) -> list
                     attr=[schema["AttributeProto"](name="is_cpu_op", bool_val=False), *_attributes(node.attributes)],
                 )
                 serialize_length_prefixed(message, file)
-    with open(os.path.join(folder, GROUPS), "w", encoding="utf-8") as text:
-        json.dump({name: ranks for ranks, name in traces.groups.items()}, text, indent=1)
-        text.write("\n")
+    groups = json.dumps({name: ranks for ranks, name in traces.groups.items()}, indent=1)
+    write_file(os.path.join(folder, GROUPS), f"{groups}\n")
     return names
 
 

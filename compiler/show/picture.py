@@ -20,6 +20,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dslc.dsl.files import write_file
+
 SUFFIXES = (".svg", ".png", ".html", ".dot")
 SCALE = 2.0  # pixels of a `.png` to a point
 MOST_PIXELS = 15_000_000
@@ -45,8 +47,7 @@ def write(dot: str, path: str) -> None:
         data = page(svg(dot)).encode()
     else:
         data = paint(svg(dot))
-    with open(path, "wb") as file:
-        file.write(data)
+    write_file(path, data)
 
 
 _renderer: Callable[[str], str] | None = None  # in place of Graphviz's program and of wasmtime

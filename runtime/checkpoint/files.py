@@ -32,10 +32,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from dslc.compiler.facts.checkpoint_names import MANIFEST, NAME, name_of, names_in
-from dslc.compiler.facts.untrusted_files import open_file, read_text
+from dslc.compiler.facts.untrusted_files import naming, open_file, read_text
 from dslc.compiler.ir.codec import DecodeError, from_json, parse, to_json
 from dslc.compiler.ir.program import JobProgram
-from dslc.runtime.process.records import naming
 
 FORMAT = 2
 # The goals, by which their progress is kept. `best` is also the name of a link.

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from dslc.compiler.facts.untrusted_files import atomic_write, recreate_file
-from dslc.runtime.process.records import naming
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +42,7 @@ def writing(
 ) -> Iterator[BinaryIO]:
     """The file, to which the caller writes the bytes of each of `entries` in their order. Raises OSError."""
     head = _header(entries, metadata)
-    with atomic_write(path) as part, naming(path), open(recreate_file(part), "wb") as file:
+    with atomic_write(path) as part, open(recreate_file(part), "wb") as file:
         file.write(head)
         yield file
         bytes_written, expected_bytes = file.tell() - len(head), sum(entry.bytes for entry in entries.values())

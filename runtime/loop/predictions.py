@@ -21,7 +21,7 @@ from typing import IO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dslc.compiler.facts.untrusted_files import atomic_write
+from dslc.compiler.facts.untrusted_files import atomic_write, naming, replacing
 from dslc.runtime.checkpoint.tensor_file import StoredTensor, writing
 
 SUFFIXES = (".npz", ".safetensors")
@@ -65,13 +65,15 @@ class PredictionPart:
                 )
         self._rows += len(index)
         for file, (name, array) in zip(self._files, arrays.items(), strict=True):
-            file.write(np.ascontiguousarray(array, _KINDS[rows[name].kind][0]).data)
+            with naming(file.name):
+                file.write(np.ascontiguousarray(array, _KINDS[rows[name].kind][0]).data)
 
     def __exit__(self, *_: object) -> None:
         for file in self._files:
-            file.close()
+            with naming(file.name):
+                file.close()
         arrays = [(name, part.shape, part.kind) for name, part in self._arrays.items()]
-        with open(f"{self._stem}.json", "w", encoding="utf-8") as record_file:
+        with replacing(f"{self._stem}.json") as record_file:
             json.dump({"rows": self._rows, "arrays": arrays}, record_file)
 
 

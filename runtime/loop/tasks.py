@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dslc.compiler.facts.untrusted_files import naming
 from dslc.compiler.ir.program import DataStep, EvaluateMode, JobProgram, PredictMode, RankPlace, WeightsStep
 from dslc.compiler.trace.structures import map_tensors
 from dslc.compiler.trace.structures import named as named_tensors
@@ -35,7 +36,6 @@ from dslc.runtime.loop.predictions import PredictionPart
 from dslc.runtime.model import initial_weights
 from dslc.runtime.parallel import context_parallel
 from dslc.runtime.parallel.mesh import mesh_of
-from dslc.runtime.process.records import naming
 from dslc.runtime.step.assemble import TrainingComponents
 
 EVALUATION = "evaluation.json"

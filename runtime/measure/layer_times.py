@@ -28,6 +28,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dslc.compiler.facts.calibration import TIMES, CollectiveMeasurement, RankMeasurement
+from dslc.compiler.facts.untrusted_files import naming
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.program import CalibrateMode, GradientStep, JobProgram, RankPlace, RecomputeStep, TrainMode
 from dslc.compiler.trace.structures import Structure, map_tensors, tensors
@@ -36,7 +37,7 @@ from dslc.runtime.data.samples import Splits
 from dslc.runtime.measure.device_clock import DeviceClock, Mark
 from dslc.runtime.parallel import context_parallel
 from dslc.runtime.parallel.mesh import mesh_of
-from dslc.runtime.process.records import naming, note
+from dslc.runtime.process.records import note
 from dslc.runtime.process.stop import RunControl
 from dslc.runtime.step.assemble import assemble
 from dslc.runtime.step.stepper import clipped, cut_off

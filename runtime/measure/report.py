@@ -66,7 +66,7 @@ from dslc.runtime.measure import collectives
 from dslc.runtime.measure.slow_steps import compared_phases, median_phases
 from dslc.runtime.measure.track_memory import KINDS, Tracker
 from dslc.runtime.parallel.expert_parallel import row_records
-from dslc.runtime.process.records import REPORT, REPORT_VERSION, SHARES, SKIPPED, Record, naming, read_metrics
+from dslc.runtime.process.records import REPORT, REPORT_VERSION, SHARES, SKIPPED, Record, read_metrics
 from dslc.runtime.step.assemble import TrainingComponents
 
 Exchanged = tuple[str, int, int]  # operation, count, bytes
@@ -205,7 +205,7 @@ class Measure:
         }
         path = _path(run_dir, self._rank)
         os.makedirs(os.path.dirname(path), exist_ok=True)  # someone may have removed the logs
-        with naming(path), replacing(path) as file:
+        with replacing(path) as file:
             json.dump(measurements, file)
 
 
@@ -259,7 +259,7 @@ def write_report(run_dir: str, plan: PlanView, job: JobProgram, steps: int) -> R
         "ranks": [_rank(run_dir, plan, job, rank) for rank in range(plan.world_size)],
     }
     path = os.path.join(run_dir, REPORT)
-    with naming(path), replacing(path) as file:
+    with replacing(path) as file:
         json.dump(report, file, indent=1)
         file.write("\n")
     return report

@@ -38,11 +38,11 @@ from torch.autograd.profiler import record_function
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
-from dslc.compiler.facts.untrusted_files import replacing
+from dslc.compiler.facts.untrusted_files import naming, replacing
 from dslc.compiler.ir.program import JobProgram, RankPlace, TrainMode
 from dslc.compiler.trace.private_torch import dump_memory_snapshot, record_memory_history
 from dslc.runtime.data.batches import StepBatch
-from dslc.runtime.process.records import LOGGED_VALUES, SHARED_MEMORY_MARK, TRACE_MARK, naming
+from dslc.runtime.process.records import LOGGED_VALUES, SHARED_MEMORY_MARK, TRACE_MARK
 from dslc.runtime.step.assemble import TrainingComponents
 from dslc.runtime.step.stepper import StepCallbacks
 from dslc.runtime.transport.shared_memory import OBSERVERS
@@ -190,7 +190,7 @@ class StepTrace:
         with naming(f"{self._path}.trace.json"):
             profiler.export_chrome_trace(f"{self._path}.trace.json")
         if self._collectives.events:
-            with naming(f"{self._path}.collectives.json"), replacing(f"{self._path}.collectives.json") as file:
+            with replacing(f"{self._path}.collectives.json") as file:
                 json.dump(self._collectives.events, file)
         if self._device.type == "cuda":
             dump_memory_snapshot(f"{self._path}.memory.pickle")
@@ -203,7 +203,7 @@ class StepTrace:
         if not self._is_recorded:
             return
         facts = {"machine": _machine(), "readings": readings}
-        with naming(f"{self._path}.clock.json"), replacing(f"{self._path}.clock.json") as file:
+        with replacing(f"{self._path}.clock.json") as file:
             json.dump(facts, file)
         activities = [ProfilerActivity.CPU]
         if self._device.type == "cuda":

@@ -29,7 +29,7 @@ import time
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import torch
 from torch import nn
@@ -252,9 +252,14 @@ def message_of(error: BaseException) -> str:
         return narrow(f"the user's code left by sys.exit({_safe_repr(error.code)})")
     if _explains_itself(error):
         return _bounded(error_text(error))
-    if isinstance(error, OSError) and error.errno in _STORAGE and error.filename is not None:
+    if _names_storage(error):
         return _bounded(f"{error.filename}: {error.strerror}")
     return _bounded("".join(traceback.format_exception_only(error)))
+
+
+def _names_storage(error: BaseException) -> TypeGuard[OSError]:
+    """True for an error of full or read-only storage that names the file."""
+    return isinstance(error, OSError) and error.errno in _STORAGE and error.filename is not None
 
 
 def _safe_repr(value: object) -> str:
@@ -287,6 +292,8 @@ def frames_of(error: BaseException) -> tuple[str, ...]:
         return tuple(getattr(error, "frames", ()))
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not is_torchs(f.filename) and not is_ours(f.filename) and f.filename[:1] != "<"]
+    if not own and _names_storage(error):
+        return ()
     lines: list[str] = []
     for frame in (own or frames)[-_FRAMES:]:
         lines.append(f'File "{frame.filename}", line {frame.lineno}, in {frame.name}')

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dslc.compiler.facts.untrusted_files import read_json, replacing
 from dslc.compiler.ir.codec import from_json, to_json
 from dslc.compiler.ir.program import JobProgram, RankPlace
-from dslc.runtime.process.records import naming
 
 _NAME = "program.json"
 _MOST = 1 << 28  # bytes of a file that is read
@@ -17,7 +16,7 @@ _MOST = 1 << 28  # bytes of a file that is read
 
 def write_program(run_dir: str, program: JobProgram, places: Sequence[RankPlace]) -> None:
     path = os.path.join(run_dir, _NAME)
-    with naming(path), replacing(path) as file:
+    with replacing(path) as file:
         json.dump({"job": to_json(program), "places": to_json(tuple(places))}, file)
 
 

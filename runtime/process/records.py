@@ -69,7 +69,7 @@ class Records:
         for fault in damaged:
             note(run_dir, f"{NAME}, {fault}: the line is left out")
         kept = [record for record in found if step and record["step"] <= step and record["split"] != "test"]
-        with naming(path), replacing(path) as file:
+        with replacing(path) as file:
             file.writelines(json.dumps(record) + "\n" for record in kept)
         self._path = path
         self._file = open(open_to_append(path), "ab", buffering=0)  # noqa: SIM115
@@ -107,7 +107,7 @@ class TextRecords:
     def __init__(self, run_dir: str, step: int, tell: Callable[[str], object]) -> None:
         self._path, self._tell, self._told = os.path.join(run_dir, TEXTS), tell, False
         earlier = [text for text in read_texts(self._path) if step and text["step"] <= step]
-        with naming(self._path), replacing(self._path) as file:
+        with replacing(self._path) as file:
             file.writelines(json.dumps(text, ensure_ascii=False) + "\n" for text in earlier)
 
     def write(self, texts: Iterable[Record]) -> None:
@@ -163,17 +163,6 @@ def phases_of(record: Record) -> dict[str, float]:
     """Returns the seconds of a step by phase that a record has."""
     found = {phase: record.get(f"seconds.{phase}") for phase in PHASES}
     return {phase: seconds for phase, seconds in found.items() if seconds is not None}
-
-
-@contextlib.contextmanager
-def naming(path: str) -> Iterator[None]:
-    """Adds the file's name to an OSError: on a full disk the system gives none for a file that is open."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:
-            error.filename = path
-        raise
 
 
 def read_metrics(run_dir: str) -> list[Record]:

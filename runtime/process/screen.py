@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any, TextIO
 
-from dslc.runtime.process.records import naming
+from dslc.compiler.facts.untrusted_files import naming
 
 NAMES = {"stdout": "standard output", "stderr": "standard error"}
 

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dslc.compiler.facts.untrusted_files import replacing
+from dslc.compiler.facts.untrusted_files import naming, replacing
 from dslc.compiler.ir.program import GradientStep, JobProgram, RankPlace, TrainMode
 from dslc.compiler.placement.shares import deal_within
 from dslc.compiler.trace.structures import Structure, call, map_tensors
@@ -39,7 +39,7 @@ from dslc.runtime.parallel.context_parallel import input_piece_of, piece_of
 from dslc.runtime.parallel.mesh import mesh_of
 from dslc.runtime.pipeline.pipeline import ScheduleRun
 from dslc.runtime.process.random_numbers import preserve_generators
-from dslc.runtime.process.records import SHARES, naming, note
+from dslc.runtime.process.records import SHARES, note
 from dslc.runtime.step.assemble import TrainingComponents, assemble
 from dslc.runtime.step.stepper import connected
 from dslc.runtime.technique.chunked_head import computes_losses, set_targets

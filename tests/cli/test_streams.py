@@ -82,6 +82,34 @@ def test_a_run_on_a_full_disk_has_its_own_exit_status(tmp_path: Path) -> None:
     assert "no space left on device" in said and str(disk / "run") in said
 
 
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["render", str(JOB), "-o"], "a.svg"),
+        (["render", str(JOB), "-o"], "a.html"),
+        (["new"], "a.plt"),
+        (["plan", str(JOB), "--chakra"], "digits.0.et"),
+    ],
+)
+def test_a_file_that_a_full_disk_takes_no_more_of_is_named(tmp_path: Path, arguments: list[str], name: str) -> None:
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        fill(disk)
+        output = disk if arguments[-1] == "--chakra" else disk / name
+        status, said = dslc("", *arguments, str(output))
+    assert (status, said) == (2, f"dslc: {disk / name}: no space left on device\nhelp: make room there\n")
+
+
+def test_a_job_on_a_full_disk_stays_as_it_was(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        path = disk / "job.plt"
+        text = JOB.read_text().replace("  ", "   ")
+        path.write_text(text)
+        fill(disk)
+        status, said = dslc("", "fmt", str(path))
+        assert (status, said) == (2, f"dslc: {path}: no space left on device\nhelp: make room there\n")
+        assert path.read_text() == text and sorted(os.listdir(disk)) == ["filling", "job.plt"]
+
+
 def test_a_command_ends_without_a_search_for_cycles() -> None:
     frozen = (
         "import atexit, gc; atexit.register(lambda: print('frozen', gc.get_freeze_count() > 10_000)); "  # runs last
