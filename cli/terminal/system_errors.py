@@ -26,7 +26,10 @@ _REMEDIES = {
     errno.EAGAIN: "too many processes: see `ulimit -u`",
     errno.ENOMEM: "the machine is out of memory: end what else runs here",
 }
-_WITHOUT_NAME = {errno.ENOSPC: "make room in /dev/shm, where processes share memory; `--shm-size=1g` for a container"}
+_WITHOUT_NAME = {
+    errno.ENOSPC: "make room in the folder of temporary files (TMPDIR), and in /dev/shm, where processes share memory: "
+    "`--shm-size=1g` for a container"
+}
 
 
 def in_words(error: OSError) -> str:
