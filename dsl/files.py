@@ -58,7 +58,7 @@ def naming(path: str) -> Iterator[None]:
 
 
 def write_file(path: str, content: str | bytes) -> None:
-    """Writes a file, or to a device or pipe, that the user names. Raises OSError, with the file's name."""
+    """Writes a file that the user names, which may be a device or a pipe. Raises OSError, with the file's name."""
     with naming(path), open(path, "wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
 

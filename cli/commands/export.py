@@ -76,7 +76,7 @@ def _export(analysis: Analysis, selected: SelectedWeights, output: str, argument
     from dslc.runtime.checkpoint.state import CheckpointError
 
     job, raw, network = analysis.job, arguments.raw, analysis.job.model.network
-    adapter_weights = _adapted(analysis)
+    adapter_weights = _known_adapter(analysis)
     step: TransformersStep | None = None
     if isinstance(network, TransformersNetwork):
         step = locate_paths(transformers_step(job, network, analysis.source), job.folder)
@@ -132,8 +132,8 @@ def _export(analysis: Analysis, selected: SelectedWeights, output: str, argument
     return GOOD
 
 
-def _adapted(analysis: Analysis) -> Adapted | None:
-    """Returns what is known of a network's adapter; None without one."""
+def _known_adapter(analysis: Analysis) -> Adapted | None:
+    """Returns the network's adapter, with the facts by which it is merged; None without one."""
     from dslc.runtime.checkpoint.export import Adapted
 
     adapter, facts = adapter_step(analysis.job.model.adapter), analysis.facts.model

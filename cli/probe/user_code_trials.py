@@ -97,7 +97,9 @@ def try_loss(trial: Trial) -> Findings[Trial | None]:
 
 
 def _check_loss_trial(job: JobSpec, call: PythonLoss, answer: Mapping[str, Json], pieces: int) -> Findings[bool]:
-    """Reports what a trial told of a loss: its place, its state, and whether it mixes the samples of a batch."""
+    """Reports a loss on another device, one with parameters of its own, and one that mixes the samples of a batch.
+    Returns True for an error.
+    """
     if "cpu" in answer:
         yield Diagnostic(
             "E0681",

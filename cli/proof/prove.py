@@ -15,6 +15,7 @@ from dslc.conversion.job_text import job_text
 from dslc.conversion.key_reader import is_auto
 from dslc.conversion.tools.deepspeed import resolve_autos
 from dslc.dsl.diagnostics import Report
+from dslc.dsl.files import write_file
 from dslc.dsl.json_value import Json
 from dslc.dsl.language.blocks import LaunchSpec, MemorySpec, ParallelismSpec
 from dslc.dsl.language.calls import Fp32
@@ -219,8 +220,7 @@ def _write_base(draft: Draft, sizes: ProofSizes, steps: int, folder: str) -> str
 
 def _write(folder: str, name: str, text: str) -> str:
     path = os.path.join(folder, name)
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
+    write_file(path, text)
     return path
 
 

@@ -33,7 +33,7 @@ _WITHOUT_NAME = {
 
 
 def in_words(error: OSError) -> str:
-    """Returns the file, the later one of a copy, and the reason in one line."""
+    """Returns the file, of a copy the target, and the reason in one line."""
     reason = error.strerror or str(error)
     said = f"{reason[:1].lower()}{reason[1:]}"
     file = error.filename if error.filename2 is None else error.filename2

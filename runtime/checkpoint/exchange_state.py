@@ -1,8 +1,8 @@
-"""The part of a checkpoint that an exchange of gradients or weights has: weights that differ, and its own tensors.
+"""Saves and loads an exchange's tensors, and the weights of ranks that differ.
 
-own.<rank>.<name>           what a rank writes beside the mean over the ranks, if their weights differ
-exchange.<rank>.<name>      a tensor of the exchange that each rank has of its own
-exchange.<name>             one that is the same on all ranks, as rank 0 writes it
+own.<rank>.<name>           a rank's own weights, beside their mean
+exchange.<rank>.<name>      a tensor of the exchange on one rank
+exchange.<name>             a tensor that is the same on all ranks
 """
 
 from __future__ import annotations

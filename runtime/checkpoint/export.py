@@ -41,7 +41,7 @@ from dslc.compiler.ir.parameter_names import (
 )
 from dslc.runtime.checkpoint.companion_files import CompanionFiles
 from dslc.runtime.checkpoint.files import misfitting_tensors
-from dslc.runtime.checkpoint.state import CheckpointError, key_of, keys_of, read_tensors, system_errors
+from dslc.runtime.checkpoint.state import CheckpointError, key_of, keys_of, read_tensors, reveal_os_error
 from dslc.runtime.checkpoint.tensor_file import writing
 from dslc.runtime.checkpoint.weights import METADATA, entry, write_tensor
 from dslc.runtime.model import adapters
@@ -85,7 +85,7 @@ def export(
             os.replace(plain, path)
             return len(tensors)
         state = tensors | {name: tensors[owner] for name, owner in ties.items() if owner in tensors}
-        with open(saved, "wb") as file, system_errors():
+        with open(saved, "wb") as file, reveal_os_error():
             torch.save(state, file)
         os.replace(saved, path)
         return len(state)

@@ -477,16 +477,16 @@ def _writer(path: str) -> FileSystemWriter:
 
     class PlainWriter(FileSystemWriter):
         def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:
-            with system_errors():
+            with reveal_os_error():
                 return super().write_data(plan, planner)
 
     return PlainWriter(path, sync_files=True)
 
 
 @contextlib.contextmanager
-def system_errors() -> Iterator[None]:
-    """Raises the OSError of a `torch.save` into an open file, as of a full disk. After a failed write torch
-    still ends its archive, and raises "unexpected pos 704 vs 598" in the place of the reason.
+def reveal_os_error() -> Iterator[None]:
+    """Raises the OSError of a `torch.save` into an open file, as of a full disk. After a failed write torch still ends
+    its archive, and raises "unexpected pos 704 vs 598" in place of the reason.
     """
     try:
         yield

@@ -252,12 +252,12 @@ def message_of(error: BaseException) -> str:
         return narrow(f"the user's code left by sys.exit({_safe_repr(error.code)})")
     if _explains_itself(error):
         return _bounded(error_text(error))
-    if _names_storage(error):
+    if _is_named_storage_error(error):
         return _bounded(f"{error.filename}: {error.strerror}")
     return _bounded("".join(traceback.format_exception_only(error)))
 
 
-def _names_storage(error: BaseException) -> TypeGuard[OSError]:
+def _is_named_storage_error(error: BaseException) -> TypeGuard[OSError]:
     """True for an error of full or read-only storage that names the file."""
     return isinstance(error, OSError) and error.errno in _STORAGE and error.filename is not None
 
@@ -292,7 +292,7 @@ def frames_of(error: BaseException) -> tuple[str, ...]:
         return tuple(getattr(error, "frames", ()))
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not is_torchs(f.filename) and not is_ours(f.filename) and f.filename[:1] != "<"]
-    if not own and _names_storage(error):
+    if not own and _is_named_storage_error(error):
         return ()
     lines: list[str] = []
     for frame in (own or frames)[-_FRAMES:]:

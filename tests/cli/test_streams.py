@@ -91,7 +91,7 @@ def test_a_run_on_a_full_disk_has_its_own_exit_status(tmp_path: Path) -> None:
         (["plan", str(JOB), "--chakra"], "digits.0.et"),
     ],
 )
-def test_a_file_that_a_full_disk_takes_no_more_of_is_named(tmp_path: Path, arguments: list[str], name: str) -> None:
+def test_a_full_disk_names_the_file(tmp_path: Path, arguments: list[str], name: str) -> None:
     with small_disk(tmp_path / "disk", "1m") as disk:
         fill(disk)
         output = disk if arguments[-1] == "--chakra" else disk / name

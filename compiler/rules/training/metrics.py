@@ -52,7 +52,7 @@ def check_metrics(
 def _check_fit(
     job: JobSpec, source: SourceFacts, metric: Call, span: Span | None, *, targets_are_classes: bool
 ) -> Iterator[Diagnostic]:
-    """Reports a metric that does not fit the loss, or says the same of any output."""
+    """Reports a metric that does not fit the loss or the targets, or has one value for all outputs."""
     loss = job.model.loss
     rewards = isinstance(metric, m.RewardMargin | m.RewardAccuracy)
     if rewards != isinstance(loss, PreferenceLoss) and not isinstance(metric, m.LossMetric | m.PythonMetric):

@@ -403,7 +403,7 @@ def net(at):
 
 
 @pytest.mark.parametrize("left", [0, 4096, 100_000])
-def test_a_full_disk_is_named_in_whatever_write_torch_finds_it(tmp_path: Path, left: int) -> None:
+def test_a_checkpoint_on_a_full_disk_names_the_reason(tmp_path: Path, left: int) -> None:
     """Torch ends its archive after a failed write of a tensor, and says "unexpected pos 704 vs 598"."""
     tensors = {f"model.{number}": torch.randn(64, 500) for number in range(2)}
     with small_disk(tmp_path / "disk", "1m") as disk:
