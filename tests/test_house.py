@@ -80,12 +80,20 @@ SHARED = {
     "dslc.compiler.placement.shares": "samples, layers and rows go to the ranks that the plan says",
     "dslc.compiler.trace.code_place": "names modules and lines, in traces and in trials",
     "dslc.compiler.trace.draws": "a trial of a user's own step tells its draws as tracing tells a network's",
-    "dslc.compiler.trace.stream_protocol": "tracing opens the streams that the runtime reads",
+    "dslc.compiler.trace.sources.stream_protocol": "tracing opens the streams that the runtime reads",
     "dslc.dsl.language.optimizers": "the account and the update lay moments in 8 bits out in the same blocks",
     "dslc.dsl.cache": "ranks read the tokens of conversations that a check has kept",
 }
-WITHOUT_TORCH = ("trace/__init__.py", "trace/code_place.py", "trace/stream_protocol.py")  # modules of compiler/trace
-OF_TORCH = ("dslc.compiler.trace.private_torch", "dslc.compiler.trace.structures")  # shared with the runtime
+WITHOUT_TORCH = (
+    "trace/__init__.py",
+    "trace/code_place.py",
+    "trace/sources/stream_protocol.py",
+)  # modules of compiler/trace
+OF_TORCH = (  # shared with the runtime
+    "dslc.compiler.trace.fake_tensor_mode",
+    "dslc.compiler.trace.private_torch",
+    "dslc.compiler.trace.structures",
+)
 
 
 def objection(floor: str, path: str, found: Import) -> str | None:

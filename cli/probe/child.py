@@ -86,7 +86,7 @@ def import_torch_for_children() -> None:
     children which are forked later can compute.
     """
     with contextlib.suppress(ImportError, OSError):  # each child meets it again, and tells it with what needs torch
-        import dslc.compiler.trace.trace_source
+        import dslc.compiler.trace.sources.trace_source
         import dslc.runtime.data.sources.open_sources
         import dslc.runtime.loop.stateful_metrics
         import dslc.runtime.model.losses  # noqa: F401

@@ -82,7 +82,7 @@ def _sample_indices(count: int) -> list[int]:
 
 
 def _parts(data_set: UserValue) -> Iterator[tuple[str, UserValue]]:
-    from dslc.compiler.trace.trace_source import splits_of
+    from dslc.compiler.trace.sources.trace_source import splits_of
     from dslc.runtime.data.sources.open_sources import is_pair_of_arrays
 
     if is_pair_of_arrays(data_set):

@@ -109,7 +109,7 @@ def _trace_source(trial: Trial, call: Call, source: SourceFacts) -> Findings[Sou
     job, collate_call = trial.job, trial.job.data.collate
 
     def use(construct: Callable[..., UserValue]) -> object:
-        from dslc.compiler.trace.trace_source import trace_source
+        from dslc.compiler.trace.sources.trace_source import trace_source
         from dslc.runtime.data.collating import collate
         from dslc.runtime.process.random_numbers import begin_sample
 

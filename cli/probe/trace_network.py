@@ -57,6 +57,7 @@ class TraceAxes(TypedDict):
 
     low: bool
     compile: bool
+    split: bool
     tensor: int
     tensor_plan: tuple[str, ...] | None
     context: int
@@ -325,7 +326,6 @@ def _cache_key(trial: Trial, network: object) -> dict[str, object] | None:
         "units": repr((job.model, job.parallelism, job.memory)) if low_copy(job) else "",
         "pipeline": job.parallelism.pipeline > 1,
         "gpus": job.devices.gpus is not None,
-        "split": splits_backward(job),
         "adapter": to_json(replace(adapter, line="")) if adapter is not None else None,
         "quantize": job.model.start.quantize if job.model.start is not None else None,
     }
@@ -351,6 +351,7 @@ def _axes(job: JobSpec) -> TraceAxes:
     return {
         "low": low_precision(job),
         "compile": bool(job.train.compile),
+        "split": splits_backward(job),
         "tensor": 1 if is_quantized else parallelism.tensor,  # a rule refuses the two together
         "tensor_plan": parallelism.tensor_plan,
         "context": parallelism.context,

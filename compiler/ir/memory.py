@@ -125,11 +125,11 @@ class Working(Record):
     """`forward` includes the activations saved so far; `dropping` is the same if none are saved, for recomputation.
     `copied` are numbers of weights that autocast copies in 16 bits, and keeps until the backward pass; `cast` the most
     that it copies for one operation alone, whose input needs no gradient. `halves` is None if no operation is known one
-    by one. `rearranged` are numbers of weights that are copied in another order where autocast makes no copy, and kept.
-    A layer before all parameters that train has no moment in `backward`. `on_cpu` are moments of a backward pass that
-    CPUs have besides: oneDNN copies what a convolution takes and makes to its own memory order. Where images have their
-    channels last it has `channels_last` instead. `dequantizing` are the moments of the forward pass in which a frozen
-    weight is dequantized.
+    by one, and for a traced layer where no schedule splits the backward pass. `rearranged` are numbers of weights that
+    are copied in another order where autocast makes no copy, and kept. A layer before all parameters that train has no
+    moment in `backward`. `on_cpu` are moments of a backward pass that CPUs have besides: oneDNN copies what a
+    convolution takes and makes to its own memory order. Where images have their channels last it has `channels_last`
+    instead. `dequantizing` are the moments of the forward pass in which a frozen weight is dequantized.
     """
 
     forward: int

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from dslc.compiler.ir.tensors import LeafFact, TensorFact, TreeFact
-from dslc.compiler.trace.private_torch import FakeTensorMode
+from dslc.compiler.trace.fake_tensor_mode import FakeTensorMode
 from dslc.compiler.trace.structures import UserValue, flatten, map_tensors, paths, tensors, unflatten
 
 SMALL, LARGE = 2, 4  # samples; a single one would make batch norm fail

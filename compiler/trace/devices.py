@@ -22,11 +22,11 @@ from torch.overrides import TorchFunctionMode
 from dslc.compiler.ir.network_facts import CodePlace
 from dslc.compiler.trace.batch import SMALL, Example, batch_of
 from dslc.compiler.trace.code_place import names_of, place_of
+from dslc.compiler.trace.fake_tensor_mode import FakeTensorMode
 from dslc.compiler.trace.instantiate import mode_without_memory, replace_tensors
 from dslc.compiler.trace.private_torch import (
     Arguments,
     FakeTensorDeviceMismatchError,
-    FakeTensorMode,
     OperationMode,
     Operator,
     Options,

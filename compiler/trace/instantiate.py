@@ -18,13 +18,13 @@ from dslc.compiler.ir.memory import LayerMemory
 from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
 from dslc.compiler.ir.parameter_names import ParameterNames
 from dslc.compiler.ir.tensors import UNSAVABLE, TensorFact
+from dslc.compiler.trace.fake_tensor_mode import FakeTensorMode
 from dslc.compiler.trace.private_torch import (
     COMPILER,
     COMPILER_MARK,
     COMPILER_SETTINGS,
     MODULE_MAPPINGS,
     REFERENCES,
-    FakeTensorMode,
     own_buffers,
     own_parameters,
     put_in_place_of_compiler,

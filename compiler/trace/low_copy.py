@@ -10,6 +10,7 @@ from torch import nn
 
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.batch import SMALL, Example, batch_of
+from dslc.compiler.trace.fake_tensor_mode import detect_fake_mode
 from dslc.compiler.trace.flops import mixed_dtypes
 from dslc.compiler.trace.instantiate import TraceError
 from dslc.compiler.trace.private_torch import (
@@ -17,7 +18,6 @@ from dslc.compiler.trace.private_torch import (
     OperationMode,
     Operator,
     Options,
-    detect_fake_mode,
     tree_map_only,
 )
 from dslc.compiler.trace.structures import UserValue, call

@@ -265,11 +265,11 @@ def _reorders(args: Sequence[Argument]) -> Reorders | None:
 
 
 def measure(
-    run: Run, saved: dict[str, int], gradient_sizes: dict[str, int], tail: dict[str, int]
+    run: Run, saved: dict[str, int], gradient_sizes: dict[str, int], tail: dict[str, int] | None
 ) -> dict[str, Working]:
     """Returns the working memory of each layer of `run`'s module. `saved` is the activations that each keeps of a
-    sample, in order, `tail` those after its last operation with weights, `gradient_sizes` its inputs. {} if the two
-    runs have different operations.
+    sample, in order, `tail` those after its last operation with weights, or None if no schedule splits the backward
+    pass, `gradient_sizes` its inputs. {} if the two runs have different operations.
     """
     walks = []
     for gradients in (True, False):
@@ -283,7 +283,7 @@ def measure(
     forward, dropping = _forward(small, large), _forward(idle_small, idle_large)
     backward, on_cpu = _backward(small, large, saved)
     dequantizing = _dequantizing(small, large, gradient_sizes)
-    halves = _halves(run, saved, tail)
+    halves = {} if tail is None else _halves(run, saved, tail)
     return {
         layer: Working(
             forward=gradient_sizes[layer] + forward[layer],

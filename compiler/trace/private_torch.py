@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
-from torch._guards import detect_fake_mode as _detect_fake_mode
+from torch._guards import detect_fake_mode as find_fake_mode
 from torch._ops import OpOverload as Operator
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -24,7 +24,8 @@ from torch._subclasses.fake_tensor import (
     FakeTensorDeviceMismatchError,
     unset_fake_temporarily,
 )
-from torch._subclasses.fake_tensor import FakeTensorMode as _TorchFakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode as TorchFakeTensorMode
+from torch._subclasses.fake_tensor import in_kernel_invocation_manager as on_meta_device
 from torch.autograd.graph import _engine_run_backward as run_engine
 from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm
 from torch.nn.modules.dropout import _DropoutNd as AnyDropout
@@ -64,6 +65,9 @@ __all__ = [  # of what is not defined here
     "FakeTensor",  # a tensor without memory
     "FakeTensorDeviceMismatchError",  # an operation takes fake tensors of two devices
     "DynamicOutputShapeException",  # a shape depends on the values of a fake tensor
+    "TorchFakeTensorMode",  # makes tensors without memory (fake_tensor_mode.py)
+    "find_fake_mode",  # the mode that fake tensors among others belong to
+    "on_meta_device",  # fake tensors are tensors of the meta device inside
     "Operator",  # an operation as a dispatch mode sees it, such as `aten.add.Tensor`
     "TorchDispatchMode",  # sees every operation
     "TreeSpec",  # the form of a tree
@@ -267,6 +271,11 @@ def is_cast(operator: Operator) -> bool:
     return name == "_to_copy"
 
 
+def is_composite(operator: Operator) -> bool:
+    """Returns True for an operator that is made of others."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd")
+
+
 def without_torch_function() -> AbstractContextManager[None]:
     """Makes subclasses of tensors, and modes, not see calls of torch's functions inside."""
     return torch._C.DisableTorchFunction()
@@ -274,50 +283,8 @@ def without_torch_function() -> AbstractContextManager[None]:
 
 GROUPED_PRODUCT = torch.ops.aten._grouped_mm  # products of the rows of each group with its own matrix
 _QUANTIZE = torch.ops.aten.quantize_per_tensor
-_QUANTIZING = (_QUANTIZE.default, _QUANTIZE.tensor_qparams, _QUANTIZE.tensors)
+QUANTIZING = (_QUANTIZE.default, _QUANTIZE.tensor_qparams, _QUANTIZE.tensors)
 _DEVICE = torch.ops.prim.device.default  # the question for a tensor's device, which its metadata answers
-
-
-class FakeTensorMode(_TorchFakeTensorMode):
-    """Makes tensors without memory. Torch calls it without the wrapper that hides a mode from its compiler, a tenth of
-    the time of an operation: nothing is compiled while modules are traced. `mode_without_memory` makes one.
-
-    `quantized` says that a tensor was quantized: without memory it is a plain one, and only a real one shows its kind.
-    """
-
-    quantized = False
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    __torch_dispatch__ = inspect.unwrap(_TorchFakeTensorMode.__torch_dispatch__)
-
-    def dispatch(
-        self, func: Operator, types: Sequence[type], args: Sequence[Argument] = (), kwargs: Argument = None
-    ) -> object:
-        """Answers for an operation that has a kernel on CPUs in float32 and, without memory, in bfloat16 alone."""
-        if func is GROUPED_PRODUCT.default and args[0].dtype != torch.bfloat16:
-            ends = args[2] if len(args) > 2 else (kwargs or {}).get("offs")
-            shape = _grouped_shape(args[0], args[1], ends)
-            with self:
-                return torch.empty(shape, dtype=args[0].dtype)
-        if func in _QUANTIZING:
-            self.quantized = True
-        return super().dispatch(func, types, args, kwargs)
-
-
-def _grouped_shape(a: Tensor, b: Tensor, ends: Tensor | None) -> tuple[int, ...]:
-    """Returns the shape of `torch._grouped_mm`: products of groups; `ends` has the last row or column of each group."""
-    if a.dim() == b.dim() == 2:
-        assert ends is not None
-        return ends.shape[0], a.shape[0], b.shape[1]
-    return *a.shape[:-1][-2 if b.dim() == 3 else -1 :], b.shape[-1]
-
-
-def detect_fake_mode(tensors: Sequence[Tensor]) -> FakeTensorMode | None:
-    """Returns the mode that tensors belong to; None if none of them is without memory."""
-    return cast("FakeTensorMode | None", _detect_fake_mode(list(tensors)))
 
 
 class OperationMode(TorchDispatchMode):

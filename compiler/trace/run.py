@@ -20,10 +20,10 @@ from torch import nn
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.batch import SMALL, Example, batch_of
 from dslc.compiler.trace.cut import ModuleCut
+from dslc.compiler.trace.fake_tensor_mode import FakeTensorMode
 from dslc.compiler.trace.instantiate import TraceError
 from dslc.compiler.trace.private_torch import (
     Arguments,
-    FakeTensorMode,
     OperationMode,
     Operator,
     Options,

@@ -34,6 +34,7 @@ from dslc.compiler.trace.code_place import HostDraws, line_of, place_of
 from dslc.compiler.trace.compiled import kept_by_blocks
 from dslc.compiler.trace.cut import ModuleCut, dense_outputs, expert_calls, head_among, normalised_numbers
 from dslc.compiler.trace.draws import Draw, classify, draw_at, is_draw, running_modules
+from dslc.compiler.trace.fake_tensor_mode import FakeTensorMode
 from dslc.compiler.trace.flops import check_dtypes, flops_of, is_of_cudnn
 from dslc.compiler.trace.instantiate import (
     NOTHING,
@@ -51,7 +52,6 @@ from dslc.compiler.trace.private_torch import (
     Arguments,
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensorMode,
     Operator,
     Options,
     own_buffers,
@@ -78,6 +78,7 @@ class _Settings:
     outputs: Outputs | None
     low: bool
     compile: bool
+    split: bool
     tensor: int
     tensor_plan: tuple[str, ...] | None
     skipped: BlockReuse
@@ -93,6 +94,7 @@ def trace_model(
     outputs: Outputs | None = None,
     low: bool = False,
     compile: bool = False,
+    split: bool = False,
     tensor: int = 1,
     tensor_plan: tuple[str, ...] | None = None,
     reuse: BlockReuse | None = None,
@@ -109,12 +111,12 @@ def trace_model(
     used. `counted_loss` is a loss that counts by itself, over pieces of sequences. `outputs` takes outputs like the
     module's. `low`: the job runs in 16 bits, so that a module that fails under autocast is at fault; otherwise its
     float32 bytes stand for the bytes under autocast. `compile`: torch compiles its blocks, which then keep less.
-    `tensor`: ranks of a tensor axis, over which `tensor_plan`, or a plan of the module's own, cuts it. With `reuse`,
-    blocks that are alike are traced once; `reuse` then has the skipped blocks. `context`: ranks of a context axis.
-    `frozen`: patterns of parameters that the job freezes, so that less is kept; all other facts describe the module as
-    it is made. `ask` makes libraries read numbers that are known (context_parallel_check.py).
+    `split`: the job's schedule splits the backward pass, whose halves are measured then. `tensor`: ranks of a tensor
+    axis, over which `tensor_plan`, or a plan of the module's own, cuts it. With `reuse`, blocks that are alike are
+    traced once; `reuse` then has the skipped blocks. `context`: ranks of a context axis. `frozen`: patterns of
+    parameters that the job freezes, so that less is kept; all other facts describe the module as it is made. `ask`
+    makes libraries read numbers that are known (context_parallel_check.py).
     """
-
     fake = mode_without_memory()
     traced = _traced_module(made_without_memory(make, fake), fake, input)
     reuse = reuse or BlockReuse(wanted=False)
@@ -123,6 +125,7 @@ def trace_model(
         outputs=outputs,
         low=low,
         compile=compile,
+        split=split,
         tensor=tensor,
         tensor_plan=tensor_plan,
         skipped=reuse,
@@ -258,10 +261,10 @@ def _memories(
         larger = second.forward()
         if settings.outputs is not None and (not isinstance(output, torch.Tensor) or isinstance(traced.input, Example)):
             settings.outputs.write(output, larger)
-        float32 = _memory(counts, second, settings.compile)
+        float32 = _memory(counts, second, settings)
         try:
             one, large_count = (_counted_in_16_bits(traced, samples) for samples in (SMALL, LARGE))
-            autocast = _memory(one, large_count, settings.compile)
+            autocast = _memory(one, large_count, settings)
         except RuntimeError as error:
             if settings.low:
                 raise TraceError(f"under autocast its forward fails: {str(error).strip().split(chr(10))[0]}") from error
@@ -283,7 +286,6 @@ def _facts_of_module(model: nn.Module) -> ModelFacts:
     """Returns the facts that the module itself tells, after a forward pass, which may put some of it
     into evaluation mode.
     """
-
     norms = _batch_norms(model)
     return replace(
         facts_of_tensors(model),
@@ -517,7 +519,7 @@ def _check(output: torch.Tensor) -> None:
         raise TraceError(f"{SMALL} samples go in, and the output's shape is {tuple(output.shape)}", one_number)
 
 
-def _memory(small: _Count, large: _Count, compile: bool) -> dict[str, LayerMemory]:
+def _memory(small: _Count, large: _Count, settings: _Settings) -> dict[str, LayerMemory]:
     """Returns the memory of each layer in the precision of two runs, with few samples and with more."""
 
     def grown(name: str) -> dict[str, int]:
@@ -526,9 +528,9 @@ def _memory(small: _Count, large: _Count, compile: bool) -> dict[str, LayerMemor
 
     saved, gradient_sizes, products, inputs, tail = map(grown, ("saved", "given", "products", "saved_input", "tail"))
     full, shared, returned = map(grown, ("full", "shared", "returned"))
-    working = measure(large, saved, gradient_sizes, tail)
+    working = measure(large, saved, gradient_sizes, tail if settings.split else None)
     selective = {path: full[path] + products[path] if path in large.cut.blocks else saved[path] for path in saved}
-    if compile:
+    if settings.compile:
         one, large_kept = (kept_by_blocks(run.traced, run.samples, run.low, run.saved) for run in (small, large))
         for path in one.keys() & large_kept.keys() & saved.keys():
             growth = (large_kept[path] - one[path]) // (LARGE - SMALL)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep, StreamStep
-from dslc.compiler.trace.stream_protocol import Shard, Shards
+from dslc.compiler.trace.sources.stream_protocol import Shard, Shards
 from dslc.compiler.trace.structures import Structure
 from dslc.runtime.data.samples import Marks, Pair, SourceError, Tell
 from dslc.runtime.process.random_numbers import begin_sample, generator

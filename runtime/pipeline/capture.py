@@ -35,14 +35,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from dslc.compiler.ir.program import PrecisionStep, TensorParallelStep
+from dslc.compiler.trace.fake_tensor_mode import FakeTensorMode, detect_fake_mode
 from dslc.compiler.trace.private_torch import (
     AnyBatchNorm,
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensorMode,
     OperationMode,
     Operator,
-    detect_fake_mode,
     own_buffers,
     own_parameters,
     storage_identity,

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dslc.compiler.facts.untrusted_files import open_file
 from dslc.compiler.ir.program import DataStep
-from dslc.compiler.trace.stream_protocol import Shards, StreamError, is_stream
+from dslc.compiler.trace.sources.stream_protocol import Shards, StreamError, is_stream
 from dslc.runtime.data.augmentation import plain_pictures, training_pictures
 from dslc.runtime.data.collating import collate
 from dslc.runtime.data.samples import (

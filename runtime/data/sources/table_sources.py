@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dslc.compiler.ir.program import DataStep
-from dslc.compiler.trace.stream_protocol import Shards
+from dslc.compiler.trace.sources.stream_protocol import Shards
 from dslc.runtime.data.samples import ConcatenatedSamples, Samples, SourceError
 from dslc.runtime.data.sources import tables
 from dslc.runtime.data.streams import stream_samples

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from dslc.compiler.facts.file_patterns import TooManyEntriesError, files_matching
 from dslc.compiler.ir.steps import Arguments
-from dslc.compiler.trace.stream_protocol import Shards
+from dslc.compiler.trace.sources.stream_protocol import Shards
 from dslc.runtime.data.images import decoded, opened
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from helpers.private_names import private_names
 from torch import nn
 
 from dslc.compiler.trace import private_torch as pt
+from dslc.compiler.trace.fake_tensor_mode import FakeTensorMode, detect_fake_mode
 from dslc.compiler.trace.flops import formulas
 
 
@@ -122,9 +123,9 @@ def test_operators_and_fake_tensors() -> None:
     assert numbers[0] is None and {number for number in numbers if number is not None} >= {first, first + 1}
     assert {pt.flash_attention_on_cpu, pt.flash_attention_on_cpu_backward} <= formulas().keys()
     assert all(hasattr(torch.ops.aten, name) for name in pt.ATTENTION)
-    with pt.FakeTensorMode() as fake:
+    with FakeTensorMode() as fake:
         made = torch.zeros(3)
-        assert pt.detect_fake_mode([made]) is fake
+        assert detect_fake_mode([made]) is fake
         with pytest.raises(pt.DataDependentOutputException):
             made[0].item()
         with pytest.raises(pt.DynamicOutputShapeException):
@@ -252,6 +253,7 @@ import sys
 from types import SimpleNamespace
 import torch
 from dslc.compiler.trace import private_torch as pt
+from dslc.compiler.trace.fake_tensor_mode import FakeTensorMode, detect_fake_mode
 stand_in = SimpleNamespace()
 pt.put_in_place_of_compiler(stand_in)
 assert torch._dynamo is stand_in and pt.COMPILER not in sys.modules
@@ -301,7 +303,7 @@ def test_a_fake_tensor_is_asked_for_its_device() -> None:
         seen.append(func)
         return func(*args, **kwargs)
 
-    fake = pt.FakeTensorMode()
+    fake = FakeTensorMode()
     with fake:
         weight = torch.ones(4, 3, requires_grad=True)
     with fake, pt.OperationMode(act):
@@ -316,7 +318,7 @@ def test_products_of_groups_in_float32(first: tuple[int, ...], second: tuple[int
     a, b, ends = torch.randn(first), torch.randn(second), torch.tensor([4, 8], dtype=torch.int32)
     given: dict[str, Any] = {} if len(first) == len(second) == 3 else {"offs": ends}
     wanted = pt.GROUPED_PRODUCT(a, b, **given)
-    fake = pt.FakeTensorMode(allow_non_fake_inputs=True)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake:
         found = pt.GROUPED_PRODUCT(torch.empty(first), torch.empty(second), **given)
     assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)

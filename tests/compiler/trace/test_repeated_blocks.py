@@ -24,7 +24,7 @@ from dslc.compiler.ir.module_facts import ModelFacts
 from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.trace.batch import Outputs
 from dslc.compiler.trace.cut import ModuleCut
-from dslc.compiler.trace.private_torch import FakeTensorMode
+from dslc.compiler.trace.fake_tensor_mode import FakeTensorMode
 from dslc.compiler.trace.reuse.block_reuse import BlockReuse
 from dslc.compiler.trace.reuse.repeated_blocks import find_repeated_blocks
 from dslc.compiler.trace.run import TracedModule

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dslc.compiler.ir.program import DataStep, RankPlace, StreamStep
-from dslc.compiler.trace.stream_protocol import Shards, StreamError
+from dslc.compiler.trace.sources.stream_protocol import Shards, StreamError
 from dslc.runtime.data.batches import batches
 from dslc.runtime.data.samples import Marks, SourceError, Splits
 from dslc.runtime.data.streams import Stream, stream_samples

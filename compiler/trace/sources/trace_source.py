@@ -13,7 +13,7 @@ from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact, TreeFact
 from dslc.compiler.trace.batch import LARGE, SMALL, grown
 from dslc.compiler.trace.instantiate import TraceError
-from dslc.compiler.trace.stream_protocol import Shards, StreamError, is_stream
+from dslc.compiler.trace.sources.stream_protocol import Shards, StreamError, is_stream
 from dslc.compiler.trace.structures import UserValue, count_numbers, flatten, paths, tensors
 from dslc.compiler.trace.trace_model import model_dtype
 
