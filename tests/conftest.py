@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -21,6 +22,8 @@ from instruments.shared_memory.sitecustomize import VARIABLE
 from dslc.runtime.process.vision_library import let_torchvision_load
 
 let_torchvision_load()  # tests import libraries that import it
+gc.freeze()  # what has been imported stays: no collection has to go through it
+gc.set_threshold(50_000, 20, 20)
 # Whoever runs the tests in the background ignores these, and every process that a test starts and interrupts would too.
 for number, handler in (
     (signal.SIGINT, signal.default_int_handler),
