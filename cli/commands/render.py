@@ -1,7 +1,4 @@
-"""`dslc render`: the plan as a picture, or as a page that also shows its run or a second plan beside it.
-
-`python -P -m dslc.commands.render PLAN.json FILE` draws a saved plan.
-"""
+"""`dslc render`: the plan as a picture, or as a page that also shows its run or a second plan beside it."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import sys
 from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.plan import PlanView
-from dslc.compiler.plan_file import read_plan
 from dslc.compiler.show.draw import draw
 from dslc.compiler.show.page.content import PageSide, RunFigures
 from dslc.compiler.show.page.memory_moments import memory_moments
@@ -78,9 +74,3 @@ def _figures(folder: str) -> RunFigures:
         return run_figures(folder, state.line())
     except ValueError as error:
         raise CommandFailedError(plain(str(error))) from None
-
-
-if __name__ == "__main__":
-    os.nice(19)  # a training beside it comes first
-    with open(sys.argv[1], encoding="utf-8") as kept:
-        write(draw(read_plan(kept.read()).plan, "placement"), sys.argv[2])

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from dslc.compiler.compile import Compiled, compile_plan
-from dslc.compiler.facts.untrusted_files import recreate_file, replacing
+from dslc.compiler.facts.untrusted_files import replacing
 from dslc.compiler.ir.program import JobProgram, Mode, RankPlace, TrainMode
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report
@@ -20,12 +19,13 @@ from dslc.dsl.language.calls import SSH
 from dslc.dsl.language.registry import Range
 from dslc.dsl.meaning.load import LoadResult
 from dslc.dsl.meaning.write import anchored, write
-from dslc.dsl.plain import plain, plain_lines
+from dslc.dsl.plain import plain_lines
 from dslc.dsl.words import plural
 from dslc.jobs.check_job import inspect_for_run
 from dslc.jobs.choose_plan import with_choice
 from dslc.jobs.launcher_environment import counts_there, world_for
 from dslc.jobs.preflight import check_needs
+from dslc.jobs.run_picture import draw_plan
 from dslc.jobs.worst_batch import check_worst_batches
 from dslc.loggers.start import feed_loggers
 from dslc.probe.child import import_while_children_work
@@ -33,7 +33,7 @@ from dslc.runs.plan_file_output import file_of
 from dslc.runs.run_folder import claim_folder
 from dslc.runtime.launchers.world import World
 from dslc.runtime.process.program_file import write_program
-from dslc.runtime.process.run_status import begin, broke_off
+from dslc.runtime.process.run_status import begin
 
 if TYPE_CHECKING:
     from dslc.probe.child import ChildAnswer
@@ -213,7 +213,7 @@ def train(
         write_run_directory(ready, folder)
         begin(folder, ready.program.steps)
         with feed(ready, folder):
-            with draw(folder):
+            with draw_plan(ready.compiled.plan, folder):
                 outcome = launch(ready.program, ready.places, folder)
             cut_off = outcome.failure is not None or outcome.stopped_at == 0
             return outcome, None if cut_off else report_on(ready, folder, outcome.steps)
@@ -259,44 +259,6 @@ def feed(ready: Ready, folder: str) -> contextlib.AbstractContextManager[None]:
     """Returns a context in which the loggers of libraries that the job names receive the records and files of a run."""
     assert ready.loaded.job is not None
     return feed_loggers(ready.loaded.job, ready.program.checkpoint, folder)
-
-
-@contextlib.contextmanager
-def draw(folder: str) -> Iterator[None]:
-    """Draws the plan of a run during the context, which ends when the picture is there; an error in it ends the run."""
-    drawing = _start_drawing(folder)
-    try:
-        yield
-    except BaseException as error:
-        broke_off(folder, f"{type(error).__name__}: {error}")
-        raise
-    finally:
-        _finish_drawing(drawing, folder)
-
-
-def _start_drawing(folder: str) -> subprocess.Popen[bytes]:
-    """Draws `plan.svg` in a process of its own, at the lowest priority, so that it does not delay the training.
-
-    It is a fresh process because a thread of this one would disturb the fork that starts the ranks.
-    """
-    plan, picture = os.path.join(folder, "plan.json"), os.path.join(folder, "plan.svg")
-    with contextlib.suppress(OSError):
-        os.unlink(picture)  # it may be a link, or a pipe
-    with open(recreate_file(os.path.join(folder, "logs", "draw.log")), "wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "dslc.commands.render", plan, picture],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            process_group=0,  # Ctrl-C is for the training; this ends by itself
-        )
-
-
-def _finish_drawing(drawing: subprocess.Popen[bytes], folder: str) -> None:
-    """Waits for the picture; if there is none, says where the reason is, and makes a folder for it."""
-    if drawing.wait() != 0 and os.path.isdir(folder):
-        log = os.path.join(folder, "logs", "draw.log")
-        print(plain(f"plan.svg could not be drawn: see {log}"), file=sys.stderr)
 
 
 def report_on(ready: Ready, folder: str, steps: int) -> RunReport:

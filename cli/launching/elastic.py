@@ -19,7 +19,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dslc.compiler.ir.program import JobProgram, RankPlace
-from dslc.jobs.prepare_run import Ready, draw, feed, launch, report_on, write_run_directory
+from dslc.jobs.prepare_run import Ready, feed, launch, report_on, write_run_directory
+from dslc.jobs.run_picture import draw_plan
 from dslc.launching.config_consistency import (
     ANSWER,
     Then,
@@ -118,7 +119,7 @@ class _ElasticTraining:
         with contextlib.ExitStack() as contexts:
             if group.is_coordinator:
                 contexts.enter_context(feed(self.ready, self.folder))
-            with draw(self.folder) if group.is_coordinator else contextlib.nullcontext():
+            with draw_plan(self.ready.compiled.plan, self.folder) if group.is_coordinator else contextlib.nullcontext():
                 outcome = launch(program, places, self.folder, group=group, gathered=lambda: self.gathered(group))
             if not group.is_coordinator or outcome.failure is not None or outcome.stopped_at == 0:
                 return outcome, None

@@ -33,10 +33,6 @@ class Region(Record):
     good_text: str
 
     @property
-    def has_mistakes(self) -> bool:
-        return self.good_text != self.text
-
-    @property
     def document(self) -> tree.Document | None:
         """The tree of `good_text`, whose spans count from its beginning."""
         return parse_statement(self.good_text)

@@ -46,14 +46,14 @@ def labels(text: str) -> list[str]:
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.plt")), ids=lambda path: path.stem)
 def test_statements_have_trees_of_their_own(path: Path) -> None:
     snapshot = Snapshot(path.read_text(), str(path))
-    assert not any(region.has_mistakes for region in snapshot.regions)
+    assert all(region.good_text == region.text for region in snapshot.regions)
     assert snapshot.repaired() == snapshot.text
 
 
 def test_a_broken_block_keeps_its_last_tree_and_the_others_their_own() -> None:
     first = Snapshot(JOB, "job.plt")
     second = Snapshot(JOB.replace("lr = 1e-3)\n  precision = bf16\n}", "lr = "), "job.plt", first)
-    assert [region.name for region in second.regions if region.has_mistakes] == ["train"]
+    assert [region.name for region in second.regions if region.good_text != region.text] == ["train"]
     assert second.regions[-1].document is first.regions[-1].document is not None
     assert second.regions[3].document is first.regions[3].document  # the same text is not parsed again
     assert second.repaired().rstrip() == JOB.rstrip()

@@ -71,6 +71,8 @@ def start(shared: Path) -> None:
     plain = importlib.machinery.SourceFileLoader.get_code
 
     def get_code(self: importlib.machinery.SourceFileLoader, fullname: str) -> CodeType | None:
+        if fullname.partition(".")[0] != "dslc":  # as most are, whose real paths take long to find
+            return plain(self, fullname)
         path = os.path.realpath(self.get_filename(fullname))
         return compiled(path, table[path], shared) if path in table else plain(self, fullname)
 
