@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import stat
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -57,9 +58,20 @@ def _draw(plan: PlanView, picture: str, log: int) -> None:
     os.nice(19)  # the training comes first
     for number in (1, 2):
         os.dup2(log, number)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # the lock of the folder, and ports, are free when the launcher ends
+    _close_others()
     sys.stdout = sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
     write(draw(plan), picture)
+
+
+def _close_others() -> None:
+    """Closes what the launcher had open, so that the lock of the folder and its ports are free when it ends; but not
+    files that have no name, in which wasmtime keeps what it has compiled for an earlier picture.
+    """
+    for number in map(int, os.listdir("/dev/fd")):
+        with contextlib.suppress(OSError):  # the list itself was open
+            found = os.fstat(number)
+            if number > 2 and (not stat.S_ISREG(found.st_mode) or found.st_nlink):
+                os.close(number)
 
 
 def _finish_drawing(drawing: BaseProcess, folder: str) -> None:

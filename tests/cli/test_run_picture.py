@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 from helpers.made_plans import digits
 
 from dslc.compiler.show import picture
+from dslc.compiler.show.draw import draw
 from dslc.jobs.run_picture import draw_plan
 
 
@@ -34,12 +36,23 @@ def test_what_keeps_it_from_being_drawn_is_in_its_log(folder: Path, capfd: pytes
     assert "IsADirectoryError" in log.read_text()
 
 
+def test_it_is_drawn_after_another_picture(folder: Path) -> None:
+    """As in a notebook, which shows plans: then the drawing has what the first has made."""
+    picture.write(draw(digits()), str(folder / "first.svg"))
+    with draw_plan(digits(), str(folder)):
+        pass
+    assert (folder / "plan.svg").read_text() == (folder / "first.svg").read_text()
+
+
 def test_no_lock_or_port_of_the_launcher_stays_open(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def write(dot: str, path: str) -> None:
-        numbers = os.listdir("/proc/self/fd")
-        Path(path).write_text(",".join(number for number in numbers if os.path.exists(f"/proc/self/fd/{number}")))
+        opened = Path("/proc/self/fd")
+        names = [os.readlink(opened / number) for number in os.listdir(opened) if os.path.lexists(opened / number)]
+        Path(path).write_text("\n".join(names))
 
     monkeypatch.setattr(picture, "write", write)
-    with (folder / "lock").open("w"), draw_plan(digits(), str(folder)):
+    with (folder / "lock").open("w"), socket.socket(), draw_plan(digits(), str(folder)):
         pass
-    assert {*(folder / "plan.svg").read_text().split(",")} <= {"0", "1", "2"}
+    names = (folder / "plan.svg").read_text().splitlines()
+    assert str(folder / "logs" / "draw.log") in names
+    assert not [name for name in names if name == str(folder / "lock") or name.startswith("socket:")]
