@@ -83,7 +83,7 @@ class FakeTensorMode(TorchFakeTensorMode):
         identity = tuple(key)
         if identity not in self._results:
             made = self._dispatch_by_torch(func, types, args, options)
-            self._results[identity] = _recorded(made, tensors)
+            self._results[identity] = _record_of(made, tensors)
             return made
         if (result := self._results[identity]) is None:
             return self._dispatch_by_torch(func, types, args, options)
@@ -119,8 +119,8 @@ class FakeTensorMode(TorchFakeTensorMode):
         return FakeTensor(self, made, result.device)
 
     def _describe(self, values: Iterable[Argument], key: list[object], tensors: list[FakeTensor]) -> bool:
-        """Adds to `key` all of the arguments that a result depends on, and to `tensors` those among them; returns False
-        if some of them are none of this mode's plain tensors, or numbers that torch knows.
+        """Adds to `key` all of the arguments that a result depends on, and to `tensors` the tensors among them. Returns
+        False if that is not all: for a sparse tensor, one of another mode, or one whose number torch knows.
         """
         for value in values:
             kind = type(value)
@@ -149,14 +149,14 @@ def _kind(operator: object) -> Literal["view", "new", "other"]:
         not isinstance(operator, Operator)
         or operator.namespace not in ("aten", "prims")
         or operator in (GROUPED_PRODUCT.default, *QUANTIZING)
-        or is_composite(operator)
+        or is_composite(operator)  # which may return a tensor as it is, as `to` does
         or any(each.alias_info is not None and each.alias_info.is_write for each in schema_of(operator).arguments)
     ):
         return "other"
     return "view" if operator.is_view else "new"
 
 
-def _recorded(made: object, given: Sequence[FakeTensor]) -> _Result | None:
+def _record_of(made: object, given: Sequence[FakeTensor]) -> _Result | None:
     """Returns the record of an operation's result; None if it is another than new tensors."""
     results = made if isinstance(made, tuple) else (made,)
     memory = {storage_identity(tensor) for tensor in given}
