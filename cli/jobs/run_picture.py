@@ -50,9 +50,6 @@ def _start_drawing(plan: PlanView, folder: str) -> BaseProcess:
 
 
 def _draw(plan: PlanView, picture: str, log: int) -> None:
-    from dslc.compiler.show.draw import draw
-    from dslc.compiler.show.picture import write
-
     os.setpgid(0, 0)  # Ctrl-C is for the training; this ends by itself
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.nice(19)  # the training comes first
@@ -60,6 +57,9 @@ def _draw(plan: PlanView, picture: str, log: int) -> None:
         os.dup2(log, number)
     _close_others()
     sys.stdout = sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+    from dslc.compiler.show.draw import draw
+    from dslc.compiler.show.picture import write
+
     write(draw(plan), picture)
 
 

@@ -1,9 +1,9 @@
-"""Tensors without memory: torch's FakeTensorMode, made fast for networks that are run many times.
+"""Tensors without memory: torch's FakeTensorMode, with a faster cache of the results of operations.
 
-Model: torch finds the results of operations on fake tensors, and keeps a record of each. A network is run a dozen times
-while it is traced, so that most operations find a record; but the search takes torch longer than the operation takes on
-small tensors. Here an operation that torch has done is done again from a shorter record, of its arguments' shapes,
-dtypes and devices. Half of all operations are views, which the kernels of the meta device make without any record.
+Model: torch has such a cache, too. A network is run a dozen times while it is traced, so that most operations are found
+in it; but its long keys take more time than the operation takes on small tensors. Here a key has the shapes, strides,
+dtypes and devices of tensors, and other arguments as they are. Half of all operations are views, which the kernels of
+the meta device make without any cache.
 
 Contract: each result equals torch's (tests/compiler/trace/test_fake_tensor_mode.py). Operations whose result depends on
 more, such as a number in a tensor, are left to torch.
@@ -46,7 +46,7 @@ class _NewTensor(NamedTuple):
     device: torch.device
 
 
-_Result: TypeAlias = "_NewTensor | tuple[_NewTensor | None, ...]"
+_Entry: TypeAlias = "_NewTensor | tuple[_NewTensor | None, ...]"
 
 
 class FakeTensorMode(TorchFakeTensorMode):
@@ -60,7 +60,7 @@ class FakeTensorMode(TorchFakeTensorMode):
 
     def __init__(self, *, allow_non_fake_inputs: bool = False) -> None:
         super().__init__(allow_non_fake_inputs=allow_non_fake_inputs)
-        self._results: dict[tuple[object, ...], _Result | None] = {}  # None: torch does the operation each time
+        self._cache: dict[tuple[object, ...], _Entry | None] = {}  # None: torch does the operation each time
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -75,17 +75,17 @@ class FakeTensorMode(TorchFakeTensorMode):
         kind, options = _kind(func), kwargs or {}
         key: list[object] = [func, torch.get_default_dtype(), *options]
         tensors: list[FakeTensor] = []
-        is_known = kind != "other" and self._describe((*args, *options.values()), key, tensors) and tensors
+        is_known = kind != "other" and self._add_to_key((*args, *options.values()), key, tensors) and tensors
         if not is_known or (kind == "view" and len(tensors) > 1):
             return self._dispatch_by_torch(func, types, args, options)
         if kind == "view":
             return self._view(func, args, options, tensors[0].fake_device)
         identity = tuple(key)
-        if identity not in self._results:
+        if identity not in self._cache:
             made = self._dispatch_by_torch(func, types, args, options)
-            self._results[identity] = _record_of(made, tensors)
+            self._cache[identity] = _cache_entry(made, tensors)
             return made
-        if (result := self._results[identity]) is None:
+        if (result := self._cache[identity]) is None:
             return self._dispatch_by_torch(func, types, args, options)
         with on_meta_device(self):
             if isinstance(result, _NewTensor):
@@ -118,7 +118,7 @@ class FakeTensorMode(TorchFakeTensorMode):
         made = torch.empty_strided(result.shape, result.stride, dtype=result.dtype, device="meta")
         return FakeTensor(self, made, result.device)
 
-    def _describe(self, values: Iterable[Argument], key: list[object], tensors: list[FakeTensor]) -> bool:
+    def _add_to_key(self, values: Iterable[Argument], key: list[object], tensors: list[FakeTensor]) -> bool:
         """Adds to `key` all of the arguments that a result depends on, and to `tensors` the tensors among them. Returns
         False if that is not all: for a sparse tensor, one of another mode, or one whose number torch knows.
         """
@@ -133,7 +133,7 @@ class FakeTensorMode(TorchFakeTensorMode):
                 key += kind, value
             elif kind is list or kind is tuple:
                 key.append(len(value))
-                if not self._describe(value, key, tensors):
+                if not self._add_to_key(value, key, tensors):
                     return False
             else:
                 return False
@@ -156,11 +156,11 @@ def _kind(operator: object) -> Literal["view", "new", "other"]:
     return "view" if operator.is_view else "new"
 
 
-def _record_of(made: object, given: Sequence[FakeTensor]) -> _Result | None:
-    """Returns the record of an operation's result; None if it is another than new tensors."""
+def _cache_entry(made: object, given: Sequence[FakeTensor]) -> _Entry | None:
+    """Returns the entry of an operation's result; None if the result is not new tensors alone."""
     results = made if isinstance(made, tuple) else (made,)
     memory = {storage_identity(tensor) for tensor in given}
-    records: list[_NewTensor | None] = []
+    entries: list[_NewTensor | None] = []
     for each in results:
         if isinstance(each, FakeTensor) and each.layout is torch.strided and storage_identity(each) not in memory:
             is_plain = not (each.is_conj() or each.is_neg() or each.requires_grad) and each.constant is None
@@ -169,12 +169,12 @@ def _record_of(made: object, given: Sequence[FakeTensor]) -> _Result | None:
             if not is_plain or each.storage_offset() or each.untyped_storage().nbytes() != size:
                 return None
             memory.add(storage_identity(each))
-            records.append(_NewTensor(tuple(each.shape), each.stride(), each.dtype, each.fake_device))
+            entries.append(_NewTensor(tuple(each.shape), each.stride(), each.dtype, each.fake_device))
         elif each is None and made is not None:
-            records.append(None)
+            entries.append(None)
         else:
             return None
-    return tuple(records) if isinstance(made, tuple) else records[0]
+    return tuple(entries) if isinstance(made, tuple) else entries[0]
 
 
 def _grouped_shape(a: Tensor, b: Tensor, ends: Tensor | None) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Fake tensors are torch's, and found faster: each operation is done three times, with and without dslc's records."""
+"""Fake tensors are torch's, and found faster: each operation is done three times, with and without dslc's cache."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_view_that_cannot_be_fails_as_in_a_training() -> None:
     assert str(fake.value) == str(real.value)
 
 
-def test_a_record_is_of_one_default_dtype() -> None:
+def test_a_key_has_the_default_dtype() -> None:
     fake = FakeTensorMode()
     with fake:
         counts = torch.zeros(3, dtype=torch.int64)
