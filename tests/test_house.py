@@ -90,6 +90,7 @@ WITHOUT_TORCH = (
     "trace/sources/stream_protocol.py",
 )  # modules of compiler/trace
 OF_TORCH = (  # shared with the runtime
+    "dslc.compiler.trace.compiler_stand_in",
     "dslc.compiler.trace.fake_tensor_mode",
     "dslc.compiler.trace.private_torch",
     "dslc.compiler.trace.structures",

@@ -469,7 +469,7 @@ class MemoryAccount:
         if self._moved & {"optimizer", "parameters"}:  # it works in the host's memory
             return 0
         scratch = self._optimizer.scratch(self._updated)
-        if scratch and self._layout.device not in fused_on(self._job, self._layout, self._sharding, self._model):
+        if scratch and self._layout.device not in fused_on(self._job, self._model):
             return scratch
         if self._sharding.engine not in ("none", "local"):
             return 0

@@ -481,7 +481,7 @@ def optimizer_step(analysis: Analysis) -> p.OptimizerStep:
         base_lr=_base_lr(job),
         state=tuple(name for kind in optimizers for name in (*kind.counts, *kind.state)),
         counts=tuple(name for kind in optimizers for name in kind.counts),
-        fused=fused_on(job, analysis.layout, analysis.sharding, analysis.model),
+        fused=fused_on(job, analysis.model),
         no_decay=job.train.no_decay,
         groups=tuple(_group(job, each) for each in job.train.groups),
         arguments=arguments_of(optimizer, excluded=optimizer.apart) | optimizer.more | rates,

@@ -167,11 +167,10 @@ def recomputed(job: JobSpec, model: ModelGraph) -> tuple[str, ...]:
     return tuple(blocks[:: recompute.n]) if isinstance(recompute, EveryNthBlock) else tuple(blocks)
 
 
-def fused_on(job: JobSpec, layout: Layout, sharding: Sharding, model: ModelGraph | None) -> tuple[Device, ...]:
+def fused_on(job: JobSpec, model: ModelGraph | None) -> tuple[Device, ...]:
     """Returns the devices on which the optimizer takes torch's fused kernel in this job."""
-    shards = sharding.engine == "fsdp" or layout.sizes["tensor"] > 1
     some = job.train.step is not None or (model is not None and model.varies)  # an update may pass over a parameter
-    return job.train.optimizer.fused_on(shards=shards, skipping=some or leaves_out_steps(job))
+    return job.train.optimizer.fused_on(skipping=some or leaves_out_steps(job))
 
 
 def leaves_out_steps(job: JobSpec) -> bool:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.abc import MetaPathFinder
 from itertools import pairwise
-from types import FunctionType, ModuleType
 
 import torch
 from torch import nn
@@ -18,92 +14,26 @@ from dslc.compiler.ir.memory import LayerMemory
 from dslc.compiler.ir.module_facts import LayerFacts, ModelFacts
 from dslc.compiler.ir.parameter_names import ParameterNames
 from dslc.compiler.ir.tensors import UNSAVABLE, TensorFact
+from dslc.compiler.trace.compiler_stand_in import leave_out_compiler
 from dslc.compiler.trace.fake_tensor_mode import FakeTensorMode
 from dslc.compiler.trace.private_torch import (
-    COMPILER,
-    COMPILER_MARK,
-    COMPILER_SETTINGS,
     MODULE_MAPPINGS,
     REFERENCES,
     own_buffers,
     own_parameters,
-    put_in_place_of_compiler,
     storage_identity,
 )
 
 NOTHING = LayerMemory(saved=0, selective=0)
 
 
-class _CompilerStandIn(ModuleType):
-    """Answers with `settings` what torch's modes without memory ask of its compiler at each operation. Any other
-    question imports the compiler: 800 modules, which take longer than most traces.
-    """
-
-    def __init__(self, name: str, settings: dict[str, object]) -> None:
-        super().__init__(name)
-        vars(self).update(settings)
-
-    def __getattr__(self, name: str) -> object:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(importlib.import_module(self.__name__), name)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name.startswith("__"):
-            super().__setattr__(name, value)
-        else:
-            setattr(importlib.import_module(self.__name__), name, value)
-
-
-class _MarkedFunctions(MetaPathFinder):
-    """Functions that bear the compiler's mark, as their first call would else import the compiler. They lose it when
-    the compiler is imported: this object stands among Python's finders, and finds nothing.
-    """
-
-    def __init__(self) -> None:
-        self._functions: list[FunctionType] = []
-
-    def mark(self, modules: Iterable[ModuleType]) -> None:
-        """Marks the functions that functions of the modules wrap."""
-        functions = [value for module in modules for value in vars(module).values() if isinstance(value, FunctionType)]
-        for function in functions:
-            for cell in function.__closure__ or ():
-                wrapped = cell.cell_contents
-                if isinstance(wrapped, FunctionType) and not hasattr(wrapped, COMPILER_MARK):
-                    setattr(wrapped, COMPILER_MARK, wrapped)
-                    self._functions.append(wrapped)
-                    functions.append(wrapped)
-        if self not in sys.meta_path:
-            sys.meta_path.insert(0, self)
-
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
-        if fullname == COMPILER:
-            while self._functions:
-                delattr(self._functions.pop(), COMPILER_MARK)
-
-
-_marked_functions = _MarkedFunctions()
-
-
 def mode_without_memory() -> FakeTensorMode:
     """Returns a new mode that makes tensors without memory. A process that has not imported torch's compiler gets a
     stand-in for it, which stays.
     """
+    leave_out_compiler(REFERENCES)
     # Tensors of a module besides its parameters and buffers may be real.
-    if COMPILER in sys.modules:
-        return FakeTensorMode(allow_non_fake_inputs=True)
-    settings = f"{COMPILER}.config"
-    config = _CompilerStandIn(settings, COMPILER_SETTINGS)
-    stand_in = _CompilerStandIn(COMPILER, {"config": config})
-    stand_ins = {COMPILER: stand_in, settings: config}
-    _marked_functions.mark([module for name, module in sys.modules.items() if name.startswith(REFERENCES)])
-    sys.modules.update(stand_ins)  # the mode's constructor imports them by name
-    put_in_place_of_compiler(stand_in)
-    try:
-        return FakeTensorMode(allow_non_fake_inputs=True)
-    finally:
-        for name in stand_ins:
-            del sys.modules[name]
+    return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 class TraceError(Exception):

@@ -10,7 +10,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
@@ -212,6 +212,16 @@ def local_part(tensor: Tensor) -> Tensor:
 def spec_of(tensor: Tensor) -> DTensorSpec:
     """Returns how a DTensor is laid over its mesh, from which another can be made: DTensor(part, spec, …)."""
     return cast("DTensor", tensor)._spec
+
+
+def takes_scale(optimizer: torch.optim.Optimizer) -> bool:
+    """True if GradScaler leaves it to the kernels of an optimizer to skip a step, without waiting for the device."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def let_take_scale(optimizer: torch.optim.Optimizer) -> None:
+    """Makes GradScaler set `grad_scale` and `found_inf` of an optimizer before its step, and call the step always."""
+    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
 
 
 def part_in_whole(tensor: Tensor) -> tuple[Sequence[int], Sequence[int]]:
@@ -455,10 +465,11 @@ def run_microbatches(
 # ----------------------------------------------------------------------------------------------------- torch.compile
 
 COMPILER = "torch._dynamo"  # the module that torch.compile needs, and that much of torch imports at its first use
-COMPILER_SETTINGS: dict[str, object] = {  # the settings that modes without memory read
+COMPILER_SETTINGS: dict[str, object] = {  # the settings that modes without memory read, and recomputation
     "fake_tensor_cache_enabled": True,
     "fake_tensor_cache_crosscheck_enabled": False,
     "_custom_ops_profile": None,
+    "error_on_nested_fx_trace": True,
 }
 REFERENCES = ("torch._decomp", "torch._prims", "torch._refs")  # modules of operations in Python: fake kernels
 CHECKPOINT = "_checkpoint_without_reentrant_generator"  # of torch.utils.checkpoint: is given what runs a second time
@@ -472,13 +483,22 @@ def compiler_settings() -> Any:
     return torch._dynamo.config
 
 
-def put_in_place_of_compiler(stand_in: SimpleNamespace | ModuleType) -> None:
+def custom_operator_functions() -> list[object]:
+    """Returns the functions of operators that are written in Python, such as some of torch's collectives."""
+    from torch._library.custom_ops import OPDEFS
+
+    return [
+        function for operator in list(OPDEFS.values()) for function in getattr(operator, "_backend_fns", {}).values()
+    ]
+
+
+def put_in_place_of_compiler(stand_in: ModuleType) -> None:
     """Makes torch find `stand_in` where it looks for its compiler."""
     vars(torch)["_dynamo"] = stand_in
 
 
-def take_away(stand_in: SimpleNamespace) -> None:
-    """Undoes it, unless the compiler itself has been imported since."""
+def take_away(stand_in: ModuleType) -> None:
+    """Undoes it."""
     if vars(torch).get("_dynamo") is stand_in:
         del vars(torch)["_dynamo"]
 

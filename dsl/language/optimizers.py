@@ -54,7 +54,6 @@ class Optimizer(Call):
     torch_class: ClassVar[str] = ""  # in `torch.optim`; "": runtime/optimizer or runtime/exchange has it
     counts: ClassVar[tuple[str, ...]] = ("step",)
     fused: ClassVar[tuple[Device, ...]] = ()  # devices for which torch has a fused kernel
-    fused_takes_shards: ClassVar[bool] = False  # it takes parameters that are DTensors
     fused_skips: ClassVar[bool] = True  # it can skip a step, or a parameter in it, without harm to its state
     rounding: ClassVar[float] = 0.5
     coupling: ClassVar[str] = ""  # "": each number is updated alone
@@ -110,10 +109,9 @@ class Optimizer(Call):
         """Returns arguments of its class that follow from those here."""
         return {}
 
-    def fused_on(self, *, shards: bool, skipping: bool) -> tuple[Device, ...]:
-        """Returns the devices that use the fused kernel, if parameters are DTensors, or steps may be skipped."""
-        fits = (self.fused_takes_shards or not shards) and (self.fused_skips or not skipping)
-        return self.fused if fits else ()
+    def fused_on(self, *, skipping: bool) -> tuple[Device, ...]:
+        """Returns the devices that use the fused kernel, if steps may be skipped."""
+        return self.fused if self.fused_skips or not skipping else ()
 
 
 def torch_optimizer(name: str) -> type[Optimizer]:
@@ -156,7 +154,6 @@ class Adam(Optimizer):
     torch_class: ClassVar = "Adam"
     apart: ClassVar = ("lr", "state_")
     fused: ClassVar = ("cpu", "cuda")
-    fused_takes_shards: ClassVar = True
     rounding: ClassVar = 0.05
 
     lr: float = arg(_LR, _LR_DOC, default=1e-3)
@@ -198,8 +195,8 @@ class Adam(Optimizer):
             return Optimizer.scratch_bytes(self, shapes)
         return CODE_SCRATCH * min(CODE_CHUNK, max((numbers for _, numbers in shapes), default=0))
 
-    def fused_on(self, *, shards: bool, skipping: bool) -> tuple[Device, ...]:
-        return () if self.has_codes else Optimizer.fused_on(self, shards=shards, skipping=skipping)
+    def fused_on(self, *, skipping: bool) -> tuple[Device, ...]:
+        return () if self.has_codes else Optimizer.fused_on(self, skipping=skipping)
 
 
 @call("optimizer", "adamw")

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dslc.compiler.trace.private_torch import is_distributed, local_part, spec_of
+from dslc.compiler.trace.private_torch import is_distributed
+from dslc.runtime.optimizer.local_parts import like_part
 from dslc.runtime.parallel.custom_optimizer import OptimizerError, OwnOptimizer
 
 _GROUP = "group"
@@ -131,7 +131,7 @@ def _pieces(
         return
     if isinstance(value, Tensor):
         for suffix, tensor in inner_tensors(value):
-            yield Piece(name, state + suffix, _as_part(tensor, parameter))
+            yield Piece(name, state + suffix, like_part(tensor, parameter))
     elif isinstance(value, int | float):
         kind = type(value)
         tensor = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
@@ -169,15 +169,3 @@ def inner_tensors(value: Tensor) -> Iterator[tuple[str, Tensor]]:
     for attribute in value.__tensor_flatten__()[0]:
         for suffix, tensor in inner_tensors(getattr(value, attribute)):
             yield f":{attribute}{suffix}", tensor
-
-
-def _as_part(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """Returns a tensor like this rank's rows of a sharded parameter as its part of the whole; any other as it is."""
-    if not is_distributed(parameter) or tensor.shape != local_part(parameter).shape:
-        return tensor
-    from torch.distributed.tensor import DTensor
-
-    spec = spec_of(parameter)
-    assert spec.tensor_meta is not None
-    spec = replace(spec, tensor_meta=spec.tensor_meta._replace(dtype=tensor.dtype))
-    return DTensor(tensor, spec, requires_grad=False)

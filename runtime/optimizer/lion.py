@@ -2,8 +2,8 @@
 
 Model: u = sign(β₁ m + (1 - β₁) g); p ← p (1 - lr · decay) - lr · u; m ← β₂ m + (1 - β₂) g. The only state is m.
 
-Contract: each number is updated alone, so a rank may hold any part of a parameter. The update works on this rank's
-parts, in one kernel for each group of parameters where torch has one.
+Contract: each number is updated alone, so a rank may hold any part of a parameter. A group of parameters is updated in
+one kernel where torch has one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dslc.compiler.trace.private_torch import add_all, approach_all, local_part, moved, scale_all, take_signs
+from dslc.compiler.trace.private_torch import add_all, approach_all, moved, scale_all, take_signs
 
 
 class Lion(torch.optim.Optimizer):
@@ -42,12 +42,11 @@ class Lion(torch.optim.Optimizer):
         for parameter in parameters:
             if not self.state[parameter]:
                 self.state[parameter]["exp_avg"] = torch.zeros_like(parameter)
-        values = [local_part(parameter) for parameter in parameters]
-        gradients = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
-        momenta = [local_part(self.state[parameter]["exp_avg"]) for parameter in parameters]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        momenta = [self.state[parameter]["exp_avg"] for parameter in parameters]
         updates = moved(gradients, momenta, first)
         take_signs(updates)
         if group["weight_decay"]:
-            scale_all(values, 1 - group["lr"] * group["weight_decay"])
-        add_all(values, updates, alpha=-group["lr"])
+            scale_all(parameters, 1 - group["lr"] * group["weight_decay"])
+        add_all(parameters, updates, alpha=-group["lr"])
         approach_all(momenta, gradients, 1 - second)

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from dslc.compiler.ir.program import OptimizerStep
-from dslc.compiler.trace.private_torch import is_distributed, local_part
+from dslc.compiler.trace.private_torch import local_part
+from dslc.runtime.optimizer.local_parts import drop_gradients, give_gradients, local_parameter
 from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.user_code import UserObject, load_function
 from dslc.runtime.technique import dynamo
@@ -129,7 +130,7 @@ class OwnOptimizer(torch.optim.Optimizer):
         self.pairs: list[tuple[Tensor, Tensor]] = []
         mine: list[Group] = []
         for group in given:
-            found = [(parameter, _part(parameter)) for parameter in group["params"]]
+            found = [(parameter, local_parameter(parameter)) for parameter in group["params"]]
             self.pairs += found
             mine.append(([(names[id(parameter)], part) for parameter, part in found], "weight_decay" in group))
         self.own = make_user_optimizer(step, mine) if self.pairs else None
@@ -163,20 +164,12 @@ class OwnOptimizer(torch.optim.Optimizer):
                 group["lr"].fill_(now)
             else:
                 group["lr"] = now
-        apart = [pair for pair in self.pairs if pair[0] is not pair[1]]
-        for parameter, part in apart:
-            part.data = local_part(parameter).detach()  # `fully_shard` may have moved it
-            part.grad = None if parameter.grad is None else local_part(parameter.grad).detach()
+        give_gradients(self.pairs)
         if self.needs_closure:
             self._update(closure)
         else:
             self._update()
-        for _, part in apart:
-            part.grad = None
-
-
-def _part(parameter: Tensor) -> Tensor:
-    return nn.Parameter(local_part(parameter).detach()) if is_distributed(parameter) else parameter
+        drop_gradients(self.pairs)
 
 
 def _step_of(optimizer: torch.optim.Optimizer) -> Callable[..., object]:

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from dslc.compiler.ir.program import JobProgram
 from dslc.compiler.placement.axes import AXES
-from dslc.compiler.trace.private_torch import compiler_settings, spec_of
+from dslc.compiler.trace.private_torch import spec_of
 from dslc.compiler.trace.structures import Structure, tensors
 from dslc.runtime.model.errors import ModelError
 from dslc.runtime.model.initial_weights import part_of
@@ -55,8 +55,6 @@ if TYPE_CHECKING:
 def preload() -> None:
     """Imports the modules that every rank will need, in the process from which ranks are forked."""
     import torch.distributed.fsdp  # noqa: F401
-
-    compiler_settings()  # imports what sharding needs of the compiler
 
 
 def shard(job: JobProgram, model: nn.Module, device: torch.device, roots: Sequence[nn.Module] = ()) -> Engine:

@@ -17,10 +17,12 @@ from torch import nn
 
 from dslc.compiler.ir.parameter_names import ParameterNames
 from dslc.compiler.ir.program import OptimizerStep
+from dslc.compiler.trace.private_torch import is_distributed
 from dslc.runtime.model.tensor_names import parameter_names
 from dslc.runtime.optimizer.adafactor import Adafactor
 from dslc.runtime.optimizer.adam_8bit import Adam8bit
 from dslc.runtime.optimizer.lion import Lion
+from dslc.runtime.optimizer.local_parts import LocalParts
 from dslc.runtime.optimizer.muon import ADAMW, Muon
 from dslc.runtime.parallel import zero1
 from dslc.runtime.parallel.custom_optimizer import OwnOptimizer, ParamGroup
@@ -34,6 +36,7 @@ OWN_CLASSES: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "Lion": Lion,
     "Muon": Muon,
 }
+WITH_DTENSORS = frozenset(OWN_CLASSES) - {"Lion"}  # these find a rank's parts by themselves
 
 
 def build_optimizer(
@@ -67,6 +70,8 @@ def build_optimizer(
         arguments["foreach"] = True
     made: Any = zero1.share_out if shared_out else offload.optimizer if moved else _build
     kind = kind or OWN_CLASSES.get(step.kind) or getattr(torch.optim, step.kind)
+    if step.kind not in WITH_DTENSORS and any(map(is_distributed, parameters)):
+        kind = _over_parts(kind)
     optimizer: torch.optim.Optimizer = made(kind, groups, arguments)
     for group in optimizer.param_groups:
         group["initial_lr"] = group["lr"]
@@ -90,11 +95,15 @@ def _build(
     return kind(groups, **arguments)
 
 
+def _over_parts(kind: Callable[..., torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
+    return lambda groups, **arguments: LocalParts(groups, arguments, lambda group: kind([group], **arguments))
+
+
 def _groups(step: OptimizerStep, model: nn.Module, names: ParameterNames) -> list[ParamGroup]:
     """Returns the groups: the job's own after the rest, and those without decay after those with."""
     patterns = [group.parameters for group in step.groups]
     adamw = frozenset(name for name, _ in step.adamw or ())
-    groups: dict[tuple[int, bool, bool, object], ParamGroup] = {}
+    groups: dict[tuple[int, bool, bool], ParamGroup] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -108,10 +117,8 @@ def _groups(step: OptimizerStep, model: nn.Module, names: ParameterNames) -> lis
             given = {"lr": named.lr, "weight_decay": named.weight_decay}
             options |= {name: value for name, value in given.items() if value is not None}
             still = still and named.weight_decay is None
-        # One operation works on parameters of one mesh: those that the tensor axis cuts have one more dim.
-        mesh = None if step.python else getattr(parameter, "device_mesh", None)
-        groups.setdefault((number, still, is_other, mesh), {"params": [], **options})["params"].append(parameter)
-    return [groups[key] for key in sorted(groups, key=lambda key: key[:3])]
+        groups.setdefault((number, still, is_other), {"params": [], **options})["params"].append(parameter)
+    return [groups[key] for key in sorted(groups)]
 
 
 def _split_options(step: OptimizerStep, parameter: nn.Parameter, is_adamw: bool) -> ParamGroup:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -73,6 +72,9 @@ def assemble(
     """
     axis: pipeline.Pipeline | None = None
     exchange: Exchange | None = None
+    moved, skips = offload.moves_optimizer(job), job.on_nonfinite == "skip"
+    if not moved:  # which needs all of torch
+        dynamo.leave_out()
     if job.pipeline is not None:
         plain, engine, axis = _staged(job, device, tell, samples)
     else:
@@ -81,9 +83,7 @@ def assemble(
             plain, engine = _sharded(job, device, tell)
         else:
             plain, engine, exchange = _assemble_unpipelined(job, device, tell)
-    moved, skips = offload.moves_optimizer(job), job.on_nonfinite == "skip"
-    # Moving the optimizer needs all of torch.
-    with mark_errors(job.optimizer.line), contextlib.nullcontext() if moved else dynamo.leave_out():
+    with mark_errors(job.optimizer.line):
         optimizer = build_optimizer(
             job.optimizer,
             plain,
@@ -126,13 +126,12 @@ def _assemble_unpipelined(
     initial_weights.load(job.model, plain, tell=tell)
     _widen(job, plain)
     _apply(job, plain, device)
-    with dynamo.leave_out():
-        exchange = exchange_of(job, plain)
-        if job.gradients.kind == "local":
-            return plain, local_engine(job, plain, exchange), exchange
-        hook = exchange.hook if isinstance(exchange, GradientExchange) else None
-        # May broadcast rank 0's numbers: before the optimizer takes any.
-        return plain, ddp.wrap(job, plain, hook, exchange.gradients if exchange is not None else do_nothing), exchange
+    exchange = exchange_of(job, plain)
+    if job.gradients.kind == "local":
+        return plain, local_engine(job, plain, exchange), exchange
+    hook = exchange.hook if isinstance(exchange, GradientExchange) else None
+    # May broadcast rank 0's numbers: before the optimizer takes any.
+    return plain, ddp.wrap(job, plain, hook, exchange.gradients if exchange is not None else do_nothing), exchange
 
 
 def _sharded(job: JobProgram, device: torch.device, tell: initial_weights.Tell) -> tuple[nn.Module, Engine]:

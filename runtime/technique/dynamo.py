@@ -1,47 +1,35 @@
 """Keeps torch's compiler out of a training that compiles nothing.
 
-Optimizers and DistributedDataParallel are marked so that `torch.compile` skips parts of them, and the first call of a
-marked function imports all of torch._dynamo: 0.8 s a process, a quarter of a small job's time to its first step.
-`leave_out` answers beforehand what they ask of it; `plain_step` is the step inside the wrapper of an optimizer's, and
-`plain_zero_grad` is its `zero_grad`.
+Parts of optimizers, DistributedDataParallel, `fully_shard`, DTensors and recomputation are marked so that
+`torch.compile` skips them, and these marks import all of torch._dynamo: 0.8 s a process, a quarter of a small job's
+time to its first step. `leave_out` lets a stand-in answer; `plain_step` is the step inside the wrapper of an
+optimizer's, and `plain_zero_grad` is its `zero_grad`.
 
-Contract: a no-op if torch._dynamo is loaded already (by a user's module that compiles itself). It may be loaded later:
-functions patched here then count as ordinary code.
-
-Limits: it relies on names inside torch. If they are missing it does nothing, and torch loads its compiler.
+Limits: `plain_step` relies on names inside torch. If they are missing it is the optimizer's step.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from types import FunctionType, SimpleNamespace
+from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
 import torch.nn.parallel.distributed
+import torch.utils.checkpoint
 
-from dslc.compiler.trace.private_torch import COMPILER, COMPILER_MARK, put_in_place_of_compiler, take_away
+from dslc.compiler.trace.compiler_stand_in import leave_out_compiler
+from dslc.compiler.trace.private_torch import COMPILER, REFERENCES
+
+_MARKED = ("torch.optim.", "torch.nn.parallel.distributed", "torch.distributed.tensor._api", "torch.utils.checkpoint")
+_OF_LAYOUTS = REFERENCES  # DTensor finds the layout of a result by them
 
 
-@contextlib.contextmanager
-def leave_out() -> Iterator[None]:
-    """Makes optimizers and DistributedDataParallel without torch._dynamo while the context lasts; they stay so."""
-    if COMPILER in sys.modules:
-        yield
-        return
-    for owner in (torch.optim.Optimizer, torch.nn.parallel.DistributedDataParallel):
-        _mark(vars(owner))
-    for name in {kind.__module__ for kind in vars(torch.optim).values() if isinstance(kind, type)}:
-        _mark(vars(sys.modules[name]))
-    stand_in = SimpleNamespace(utils=SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer"))
-    put_in_place_of_compiler(stand_in)
-    try:
-        yield
-    finally:
-        take_away(stand_in)
+def leave_out() -> None:
+    """Lets a training run without torch._dynamo, until that is imported. To be called when all else is imported."""
+    leave_out_compiler(_MARKED + _OF_LAYOUTS)
 
 
 def plain_step(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
@@ -76,12 +64,3 @@ def plain_zero_grad(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
                 parameter.grad = None
 
     return drop
-
-
-def _mark(names: Mapping[str, object]) -> None:
-    for found in list(names.values()):
-        function, wrapped = found, False
-        while hasattr(function, "__wrapped__"):
-            function, wrapped = function.__wrapped__, True
-        if wrapped and isinstance(function, FunctionType) and not hasattr(function, COMPILER_MARK):
-            setattr(function, COMPILER_MARK, function)

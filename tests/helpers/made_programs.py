@@ -159,11 +159,10 @@ def optimizer_step(
     lr: float = 0.05,
     *,
     no_decay: tuple[str, ...] = (),
-    shards: bool = False,
     skipping: bool = False,
     **arguments: Any,
 ) -> p.OptimizerStep:
-    """A class of `torch.optim`, as the compiler would write it; `shards`: parameters are DTensors."""
+    """A class of `torch.optim`, as the compiler would write it."""
     codes: dict[str, Any] = {"state_": "8bit"} if kind.endswith("8bit") else {}
     declared = torch_optimizer(kind)(**arguments, **codes)
     if declared.fallback is not None:
@@ -174,7 +173,7 @@ def optimizer_step(
         lr=lr,
         state=(*declared.counts, *declared.state),
         counts=declared.counts,
-        fused=declared.fused_on(shards=shards, skipping=skipping),
+        fused=declared.fused_on(skipping=skipping),
         no_decay=no_decay,
         arguments=arguments,
         codes=declared.has_codes,
@@ -189,7 +188,6 @@ def program(ranks: int, data: p.DataStep, model: p.ModelStep | None = None, **ch
     once = not python and changed.get("microbatches", 1) == 1
     gradients = changed.get("gradients", p.GradientStep(kind="none" if ranks == 1 else "ddp", static_graph=once))
     averages = ranks if gradients.kind in ("ddp", "zero1") else 1
-    sharded = gradients.kind == "fsdp" or changed.get("tensor") is not None
     skipping = changed.get("on_nonfinite") == "skip" or changed.get("precision", p.PrecisionStep()).scaled
     values: dict[str, Any] = {
         "job": "made",
@@ -209,7 +207,7 @@ def program(ranks: int, data: p.DataStep, model: p.ModelStep | None = None, **ch
         "microbatches": 1,
         "steps": steps,
         "steps_per_epoch": -(-data.train_samples // data.batch) if data.last else data.train_samples // data.batch,
-        "optimizer": optimizer_step("SGD", shards=sharded, skipping=skipping, momentum=0.9),
+        "optimizer": optimizer_step("SGD", skipping=skipping, momentum=0.9),
         "learning_rate": p.LearningRateStep(steps=steps),
         "clip": None,
         "precision": p.PrecisionStep(),

@@ -133,9 +133,12 @@ def test_workers_that_fetch_samples_end_as_well(tmp_path: Path, how: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["conv", "gpt"])
+@pytest.mark.cases(3)
+@pytest.mark.parametrize("model", ["conv", "gpt", "sharded gpt"])
 def test_a_training_that_compiles_nothing_loads_no_compiler(tmp_path: Path, model: str) -> None:
-    """The first optimizer, DDP or `backward` would load torch._dynamo and sympy, if not prevented."""
+    """The first optimizer, DDP, `backward`, shard, DTensor or recomputation would load torch._dynamo, if not prevented;
+    DTensors need sympy.
+    """
     launcher = Launcher()  # one that has launched nothing which needs more
     (tmp_path / "seen.py").write_text(
         "import sys, torch\n"
@@ -148,11 +151,15 @@ def test_a_training_that_compiles_nothing_loads_no_compiler(tmp_path: Path, mode
     counts: Any = "samples" if model == "conv" else "tokens"
     loss = p.LossStep(kind="python", python=python("seen:loss", tmp_path), counts=counts)
     job = program(2, data, model=None if model == "conv" else gpt_model(), loss=loss, clip=1.0)
+    if model == "sharded gpt":
+        again = p.RecomputeStep(kind="selective", modules=("2",))
+        job = replace(job, gradients=p.GradientStep(kind="fsdp", units=("2",), reshard=True), recompute=again)
     outcome, _ = launcher.launch(job, places(2), tmp_path / "run")
     launcher.close()
     assert outcome.is_complete, outcome
     lines = (tmp_path / "run" / "logs" / "rank-1.log").read_text().splitlines()
-    assert lines == ["[]"] * len(lines) and len(lines) >= job.steps
+    needed = ["sympy"] if model == "sharded gpt" else []
+    assert lines == [str(needed)] * len(lines) and len(lines) >= job.steps
 
 
 def test_threads_are_shared_out(launcher: Launcher, tmp_path: Path) -> None:

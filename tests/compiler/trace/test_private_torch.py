@@ -250,11 +250,11 @@ def test_modes_without_memory_leave_the_compiler_out() -> None:
 
 COMPILER = """
 import sys
-from types import SimpleNamespace
+from types import ModuleType
 import torch
 from dslc.compiler.trace import private_torch as pt
 from dslc.compiler.trace.fake_tensor_mode import FakeTensorMode, detect_fake_mode
-stand_in = SimpleNamespace()
+stand_in = ModuleType("stand_in")
 pt.put_in_place_of_compiler(stand_in)
 assert torch._dynamo is stand_in and pt.COMPILER not in sys.modules
 pt.take_away(stand_in)
@@ -263,6 +263,7 @@ assert pt.COMPILER in sys.modules
 settings = pt.compiler_settings()
 for name in ("recompile_limit", "accumulated_recompile_limit", "fail_on_recompile_limit_hit"):
     assert hasattr(settings, name), name
+assert pt.COMPILER_SETTINGS == {name: getattr(settings, name) for name in pt.COMPILER_SETTINGS}
 assert pt.default_compile_cache()
 assert pt.has_triton() in (True, False)
 assert pt.has_cpp_compiler()

@@ -25,8 +25,8 @@ from dslc.runtime.step.stepper import stepper
 
 CPU = torch.device("cpu")
 KEPT = p.LossStep(kind="cross_entropy", counts="kept", ignore=-100)
-SGD = optimizer_step("SGD", lr=0.05, momentum=0.9, shards=True)
-ADAMW = optimizer_step("AdamW", lr=0.01, weight_decay=0.1, no_decay=("*.bias", "*norm*"), shards=True)
+SGD = optimizer_step("SGD", lr=0.05, momentum=0.9)
+ADAMW = optimizer_step("AdamW", lr=0.01, weight_decay=0.1, no_decay=("*.bias", "*norm*"))
 
 
 def sharded(units: tuple[str, ...], zero: int, replicas: int = 1) -> p.GradientStep:
@@ -131,7 +131,7 @@ def test_a_rank_keeps_its_rows_alone(tmp_path: Path) -> None:
 def one_infinity(rank: int, folder: str, clip: float | None, kind: str) -> list[Any]:
     """Runs a step with an infinite number in the gradient of rank 1 only, and one without."""
     low = p.PrecisionStep(dtype="float16", scaled=True)
-    optimizer = optimizer_step(kind, lr=0.01, shards=True)
+    optimizer = optimizer_step(kind, lr=0.01)
     changed: dict[str, Any] = {"precision": low, "clip": clip, "optimizer": optimizer}
     parts, (step, batch) = made(rank, folder, 2, gradients=sharded(("2",), 3), **changed)
     weight: Any = parts.plain.get_parameter("2.mlp.bias")

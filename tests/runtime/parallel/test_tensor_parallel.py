@@ -26,7 +26,7 @@ from dslc.runtime.step.assemble import TrainingComponents, assemble
 from dslc.runtime.step.stepper import StepResult, stepper
 
 CPU = torch.device("cpu")
-ADAMW = optimizer_step("AdamW", lr=0.01, weight_decay=0.1, no_decay=("*.bias", "*norm*"), shards=True)
+ADAMW = optimizer_step("AdamW", lr=0.01, weight_decay=0.1, no_decay=("*.bias", "*norm*"))
 PLAIN = (
     ("0", "vocabulary"),
     ("2.attention.qkv", "column"),
