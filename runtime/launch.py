@@ -55,7 +55,7 @@ from dslc.runtime.hosts.rendezvous_address import RendezvousError
 from dslc.runtime.loop import stateful_metrics
 from dslc.runtime.loop.step_sync import next_wait
 from dslc.runtime.model import adapters, transformers_model
-from dslc.runtime.parallel import fsdp, zero1
+from dslc.runtime.parallel import fsdp, tensor_parallel, zero1
 from dslc.runtime.pipeline import pipeline
 from dslc.runtime.process import failure
 from dslc.runtime.process.failure import Failure, Outcome
@@ -148,6 +148,8 @@ def _preload(program: JobProgram) -> None:
     augmentation.preload(program.data)
     if program.gradients.kind == "fsdp":
         fsdp.preload()
+    if program.tensor is not None or program.experts is not None:
+        tensor_parallel.preload()
     if program.pipeline is not None:
         pipeline.preload()
     if program.gradients.kind == "zero1":

@@ -272,6 +272,8 @@ def updater(job: JobProgram, parts: TrainingComponents, looks: StepCallbacks) ->
     """Returns the function that clips, updates and drops the gradient, and returns its norm if asked for."""
     optimizer, scaler, clip = parts.optimizer, parts.scaler, clipper(job, parts)
     scaled, plain_step, zero_grad = scaler.is_enabled(), dynamo.plain_step(optimizer), dynamo.plain_zero_grad(optimizer)
+    if scaled:
+        vars(optimizer)["step"] = plain_step  # which the scaler calls by this name
     exchange = parts.exchange
     before, after = (
         (exchange.before_update, exchange.after_update) if exchange is not None else (_do_nothing, _do_nothing)

@@ -136,8 +136,8 @@ def test_workers_that_fetch_samples_end_as_well(tmp_path: Path, how: str) -> Non
 @pytest.mark.cases(3)
 @pytest.mark.parametrize("model", ["conv", "gpt", "sharded gpt"])
 def test_a_training_that_compiles_nothing_loads_no_compiler(tmp_path: Path, model: str) -> None:
-    """The first optimizer, DDP, `backward`, shard, DTensor or recomputation would load torch._dynamo, if not prevented;
-    DTensors need sympy.
+    """The first optimizer, DDP, `backward`, shard, DTensor, recomputation or scaled step would load torch._dynamo, if
+    not prevented; DTensors need sympy.
     """
     launcher = Launcher()  # one that has launched nothing which needs more
     (tmp_path / "seen.py").write_text(
@@ -150,7 +150,8 @@ def test_a_training_that_compiles_nothing_loads_no_compiler(tmp_path: Path, mode
     data = images(tmp_path) if model == "conv" else tokens(tmp_path)
     counts: Any = "samples" if model == "conv" else "tokens"
     loss = p.LossStep(kind="python", python=python("seen:loss", tmp_path), counts=counts)
-    job = program(2, data, model=None if model == "conv" else gpt_model(), loss=loss, clip=1.0)
+    precision = p.PrecisionStep(dtype="float16", scaled=True) if model == "conv" else p.PrecisionStep()
+    job = program(2, data, model=None if model == "conv" else gpt_model(), loss=loss, clip=1.0, precision=precision)
     if model == "sharded gpt":
         again = p.RecomputeStep(kind="selective", modules=("2",))
         job = replace(job, gradients=p.GradientStep(kind="fsdp", units=("2",), reshard=True), recompute=again)
