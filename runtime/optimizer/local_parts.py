@@ -1,12 +1,12 @@
-"""Optimizers of torch over this rank's parts of parameters.
+"""An optimizer for each group of parameters, over this rank's parts of them.
 
-Model: of a DTensor the inner optimizers get the rank's part, a plain tensor with the same memory; of another parameter,
+Model: of a DTensor an inner optimizer gets the rank's part, a plain tensor with the same memory; of another parameter,
 the parameter itself. The rates of groups, which the schedule sets, go to the inner groups in each step. The state is
 looked up by parameter; a tensor of it that is like a part is then a DTensor, like the parameter.
 
-Torch's classes take DTensors too, but some cannot work on them, and all are slow (torch 2.13): DTensor searches a
-layout for each operation. On one core, AdamW's `foreach` form takes 1.8 s for the first update of 144 small parameters,
-and 10 ms for a later one; over their parts it takes 0.02 s and 7 ms.
+Torch's optimizers take DTensors too, but slowly (torch 2.13): DTensor searches a layout for each operation. On one
+core, AdamW's `foreach` form takes 1.8 s for the first update of 144 small parameters, and 10 ms for a later one; over
+their parts it takes 0.02 s and 7 ms.
 
 Limits: the compiler lets a rank hold no less than a whole parameter where the update needs one.
 """

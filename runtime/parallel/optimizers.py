@@ -19,7 +19,6 @@ from dslc.compiler.ir.parameter_names import ParameterNames
 from dslc.compiler.ir.program import OptimizerStep
 from dslc.compiler.trace.private_torch import is_distributed
 from dslc.runtime.model.tensor_names import parameter_names
-from dslc.runtime.optimizer.adafactor import Adafactor
 from dslc.runtime.optimizer.adam_8bit import Adam8bit
 from dslc.runtime.optimizer.lion import Lion
 from dslc.runtime.optimizer.local_parts import LocalParts
@@ -28,15 +27,15 @@ from dslc.runtime.parallel import zero1
 from dslc.runtime.parallel.custom_optimizer import OwnOptimizer, ParamGroup
 from dslc.runtime.technique import offload
 
-# Classes of runtime/optimizer, by the names in a program. They have one implementation each.
+# Classes by the names in a program, most of them of runtime/optimizer. They have one implementation each. The `foreach`
+# form of Adafactor needs as much memory again as all parameters, and the rank of the factors is why it is chosen.
 OWN_CLASSES: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "Adafactor": Adafactor,
+    "Adafactor": partial(torch.optim.Adafactor, foreach=False),
     "Adam8bit": partial(Adam8bit, decoupled=False),
     "AdamW8bit": partial(Adam8bit, decoupled=True),
     "Lion": Lion,
     "Muon": Muon,
 }
-WITH_DTENSORS = frozenset(OWN_CLASSES) - {"Lion"}  # these find a rank's parts by themselves
 
 
 def build_optimizer(
@@ -70,7 +69,7 @@ def build_optimizer(
         arguments["foreach"] = True
     made: Any = zero1.share_out if shared_out else offload.optimizer if moved else _build
     kind = kind or OWN_CLASSES.get(step.kind) or getattr(torch.optim, step.kind)
-    if step.kind not in WITH_DTENSORS and any(map(is_distributed, parameters)):
+    if not step.codes and any(map(is_distributed, parameters)):  # the layout of codes follows from whole parameters
         kind = _over_parts(kind)
     optimizer: torch.optim.Optimizer = made(kind, groups, arguments)
     for group in optimizer.param_groups:
