@@ -57,9 +57,11 @@ def _closure_values(function: FunctionType) -> Iterator[object]:
             yield cell.cell_contents
 
 
-def _disable(function: Callable[..., Any] | None = None, *arguments: object, **named: Any) -> object:
-    """Stands for the decorator by which the compiler passes over a function."""
-    return function if function is not None else importlib.import_module(COMPILER).disable(*arguments, **named)
+def _disable(function: Callable[..., Any] | None = None, *arguments: Any, **named: Any) -> object:
+    """Stands for the decorator by which the compiler passes over a function: over torch's own, there is no need."""
+    if getattr(function, "__module__", "").startswith("torch."):
+        return function
+    return importlib.import_module(COMPILER).disable(function, *arguments, **named)
 
 
 _SETTINGS = _StandIn(f"{COMPILER}.config", COMPILER_SETTINGS)

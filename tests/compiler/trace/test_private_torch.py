@@ -231,8 +231,9 @@ with mode_without_memory() as mode:
     network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4), torch.nn.GELU(), torch.nn.Dropout(0.1))
     (network(torch.empty(2, 3)).softmax(1) * 2).var().backward()
 assert mode.cache_enabled and network[0].weight.grad.shape == (4, 3)
+assert torch._dynamo.disable(torch.nn.Module.forward) is torch.nn.Module.forward
 assert COMPILER not in sys.modules and marked()
-assert torch._dynamo.is_compiling() is False  # the first question that the stand-in does not answer
+{first}  # what the stand-in does not answer
 assert torch._dynamo is sys.modules[COMPILER] and not marked()
 torch._dynamo.config.suppress_errors = True
 assert torch._dynamo.config.fake_tensor_cache_enabled
@@ -243,9 +244,16 @@ assert config is sys.modules["torch._dynamo.config"] and config.suppress_errors 
 
 
 @pytest.mark.processes
-def test_modes_without_memory_leave_the_compiler_out() -> None:
+@pytest.mark.parametrize(
+    "first",
+    [
+        "assert torch._dynamo.is_compiling() is False",
+        "assert torch._dynamo.disable(lambda x: x)._torchdynamo_disable",
+    ],
+)
+def test_modes_without_memory_leave_the_compiler_out(first: str) -> None:
     """Until the user's code asks for it."""
-    subprocess.run([sys.executable, "-c", WITHOUT_COMPILER], check=True)
+    subprocess.run([sys.executable, "-c", WITHOUT_COMPILER.replace("{first}", first)], check=True)
 
 
 COMPILER = """
