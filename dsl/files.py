@@ -57,6 +57,22 @@ def naming(path: str) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def reveal_os_error() -> Iterator[None]:
+    """Raises the OSError of a `torch.save` into an open file, as of a full disk. After a failed write torch still ends
+    its archive, and raises "unexpected pos 704 vs 598" in place of the reason.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        reason = error.__context__
+        while reason is not None and not isinstance(reason, OSError):
+            reason = reason.__context__
+        if reason is None:
+            raise
+        raise reason from None
+
+
 def write_file(path: str, content: str | bytes) -> None:
     """Writes a file that the user names, which may be a device or a pipe. Raises OSError, with the file's name."""
     with naming(path), open(path, "wb") as file:

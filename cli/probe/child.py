@@ -14,8 +14,10 @@ Code that stays at a line longer than `PATIENCE` says so on standard error, as n
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import importlib
+import io
 import json
 import os
 import pickle
@@ -162,6 +164,15 @@ def in_trial_process(find: Callable[[], Findings[T]]) -> Findings[T]:
     return value
 
 
+def _file_in_memory() -> BinaryIO:
+    """Returns a file for what a child tells; a pipe would stay open with processes that it leaves."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("dslc"), "w+b")
+    import tempfile  # here, as most checks need no child
+
+    return tempfile.TemporaryFile()
+
+
 def _all_of(findings: Findings[T]) -> tuple[T, list[Diagnostic]]:
     """Returns what a check returns and yields."""
     found = recorded(findings)
@@ -175,11 +186,9 @@ def _all_of(findings: Findings[T]) -> tuple[T, list[Diagnostic]]:
 def _in_process_of_its_own(find: Callable[[], Findings[T]]) -> tuple[T, list[Diagnostic]]:
     """Returns what `find` returns and yields. Where it raises an exception, or the process ends, it runs here."""
     global _trials
-    import tempfile
-
     sys.stdout.flush()
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as file:
+    with _file_in_memory() as file:
         parent, process = os.getpid(), os.fork()
         if process == 0:
             _find_all(find, file, parent)
@@ -246,13 +255,11 @@ def in_child(work: Callable[[], object]) -> ChildAnswer:
 
 def _forked(work: Callable[[], object]) -> ChildAnswer:
     """Returns the answer of a child that does the work, with what it has left running, in words."""
-    import tempfile  # here, as most checks need no child
-
     from dslc.probe.leaked_resources import in_words, supervise
 
     sys.stdout.flush()
     sys.stderr.flush()
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as file:  # a pipe would stay open with processes that it leaves
+    with io.TextIOWrapper(_file_in_memory(), encoding="utf-8") as file:
 
         def tell(status: int, processes: Sequence[int]) -> None:
             _write({"status": status, "processes": processes}, file)
@@ -344,13 +351,14 @@ def _attempt(work: Callable[[], object], *caught: type[BaseException]) -> ChildA
         from dslc.runtime.process.vision_library import true_cause
 
         error = true_cause(raised)
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         return {
             "error": first_line(error),
             "where": where_in_the_users_code(error),
             "module": _module(error),
             "absent": isinstance(error, ImportError),
             "argument": getattr(error, "argument", ""),
-            "remedy": getattr(error, "remedy", ""),
+            "remedy": "make room there" if full else getattr(error, "remedy", ""),
         }
 
 

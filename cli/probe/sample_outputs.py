@@ -156,7 +156,7 @@ def open_samples(analysis: Analysis) -> Samples:
 def _write(analysis: Analysis, file: str) -> None:
     import torch
 
-    from dslc.compiler.trace.structures import call, flatten, unflatten
+    from dslc.compiler.trace.structures import call, flatten, save, unflatten
     from dslc.runtime.data.samples import batch_aside
     from dslc.runtime.model.meta_model import build_model
 
@@ -179,7 +179,7 @@ def _write(analysis: Analysis, file: str) -> None:
         with torch.set_grad_enabled(mode == "train"):
             outputs = [call(model, model.forward, input) if is_structured else model(input) for input, _ in pairs]
         pairs_by_mode[mode] = [(detached(output), target) for output, (_, target) in zip(outputs, pairs, strict=True)]
-    torch.save(pairs_by_mode, file)
+    save(pairs_by_mode, file)
 
 
 def inventions(random_source: Shapes | str) -> Iterator[list[Pair]]:

@@ -18,7 +18,7 @@ import stat
 from collections.abc import Iterator
 from typing import Any, BinaryIO, TextIO
 
-from dslc.dsl.files import TooLarge, naming, open_file, read_bytes
+from dslc.dsl.files import TooLarge, naming, open_file, read_bytes, reveal_os_error
 
 __all__ = [
     "TooLarge",
@@ -35,6 +35,7 @@ __all__ = [
     "read_text",
     "recreate_file",
     "replacing",
+    "reveal_os_error",
     "write_private",
 ]
 

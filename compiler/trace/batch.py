@@ -10,7 +10,7 @@ import torch
 
 from dslc.compiler.ir.tensors import LeafFact, TensorFact, TreeFact
 from dslc.compiler.trace.fake_tensor_mode import FakeTensorMode
-from dslc.compiler.trace.structures import UserValue, flatten, map_tensors, paths, tensors, unflatten
+from dslc.compiler.trace.structures import UserValue, flatten, map_tensors, paths, save, tensors, unflatten
 
 SMALL, LARGE = 2, 4  # samples; a single one would make batch norm fail
 
@@ -67,7 +67,7 @@ class Outputs:
 
         forms = [flatten(output) for output in (small, large)]
         outputs = [unflatten([random_leaf(leaf) for leaf in leaves], form) for leaves, form in forms]
-        torch.save(list(zip(outputs, map(self._target_batch, (SMALL, LARGE)), strict=True)), self._path)
+        save(list(zip(outputs, map(self._target_batch, (SMALL, LARGE)), strict=True)), self._path)
 
     def _target_batch(self, samples: int) -> UserValue:
         target = self._target

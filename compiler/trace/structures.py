@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from dslc.compiler.trace.private_torch import (
@@ -28,10 +29,17 @@ from dslc.compiler.trace.private_torch import (
     tree_flatten_with_path,
     tree_unflatten,
 )
+from dslc.dsl.files import naming, reveal_os_error
 
 UserValue: TypeAlias = Any  # a value of the user's code, of any class: a sample, a batch, an output, an attribute
 # A batch, a sample or an output: a tensor, or tensors in whatever classes the user's code puts them.
 Structure: TypeAlias = UserValue
+
+
+def save(value: Structure, path: str) -> None:
+    """Writes a file that `torch.load` reads. Raises OSError, with the file's name, and as what pickles the value."""
+    with naming(path), open(path, "wb") as file, reveal_os_error():
+        torch.save(value, file)
 
 
 def flatten(value: object) -> tuple[list[UserValue], TreeSpec]:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from dslc.compiler.facts.untrusted_files import reveal_os_error
 from dslc.compiler.ir.parameter_names import (
     BASE,
     FIRST,
@@ -41,7 +42,7 @@ from dslc.compiler.ir.parameter_names import (
 )
 from dslc.runtime.checkpoint.companion_files import CompanionFiles
 from dslc.runtime.checkpoint.files import misfitting_tensors
-from dslc.runtime.checkpoint.state import CheckpointError, key_of, keys_of, read_tensors, reveal_os_error
+from dslc.runtime.checkpoint.state import CheckpointError, key_of, keys_of, read_tensors
 from dslc.runtime.checkpoint.tensor_file import writing
 from dslc.runtime.checkpoint.weights import METADATA, entry, write_tensor
 from dslc.runtime.model import adapters

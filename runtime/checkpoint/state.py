@@ -38,7 +38,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dslc.compiler.facts.untrusted_files import open_file
+from dslc.compiler.facts.untrusted_files import open_file, reveal_os_error
 from dslc.compiler.trace.private_torch import local_part, spec_of
 from dslc.runtime.checkpoint.custom_optimizer_state import OwnState
 from dslc.runtime.checkpoint.exchange_state import ExchangeState
@@ -481,22 +481,6 @@ def _writer(path: str) -> FileSystemWriter:
                 return super().write_data(plan, planner)
 
     return PlainWriter(path, sync_files=True)
-
-
-@contextlib.contextmanager
-def reveal_os_error() -> Iterator[None]:
-    """Raises the OSError of a `torch.save` into an open file, as of a full disk. After a failed write torch still ends
-    its archive, and raises "unexpected pos 704 vs 598" in place of the reason.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        reason = error.__context__
-        while reason is not None and not isinstance(reason, OSError):
-            reason = reason.__context__
-        if reason is None:
-            raise
-        raise reason from None
 
 
 def read_tensors(path: str, tensors: State) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 from helpers.commands import dslc
 from helpers.job_texts import job_text
-from helpers.paths import EXAMPLES, HELPERS
+from helpers.paths import EXAMPLES, HELPERS, TESTS
+from helpers.small_disk import fill, small_disk
 
 from dslc.jobs.check_job import check_one
 from dslc.main import main
@@ -465,3 +467,18 @@ def test_a_trial_begins_in_a_process_that_has_imported_torch(tmp_path: Path) -> 
     done = dslc("check", "--trace", "job.plt", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert set((tmp_path / "seen").read_text().split()) == {"True"}
+
+
+@pytest.mark.parametrize(("pages", "name"), [(1, "batches.pt"), (3, "outputs.pt")])
+def test_a_trial_on_a_full_disk_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pages: int, name: str
+) -> None:
+    """Whatever could not be written: batches of the data, or the network's outputs. Answers of trials need no disk."""
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        filling = fill(disk)
+        os.truncate(filling, filling.stat().st_size - pages * os.sysconf("SC_PAGE_SIZE"))
+        monkeypatch.setattr("tempfile.tempdir", str(disk))
+        assert main(["check", "--trace", str(TESTS / "programs" / "vae" / "vae.plt")]) == 1
+    said = capsys.readouterr().err
+    assert "OSError: [Errno 28] No space left on device: '" + str(disk) in said, said
+    assert f"{name}'" in said and "help: make room there" in said

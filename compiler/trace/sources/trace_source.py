@@ -14,7 +14,7 @@ from dslc.compiler.ir.tensors import TensorFact, TreeFact
 from dslc.compiler.trace.batch import LARGE, SMALL, grown
 from dslc.compiler.trace.instantiate import TraceError
 from dslc.compiler.trace.sources.stream_protocol import Shards, StreamError, is_stream
-from dslc.compiler.trace.structures import UserValue, count_numbers, flatten, paths, tensors
+from dslc.compiler.trace.structures import UserValue, count_numbers, flatten, paths, save, tensors
 from dslc.compiler.trace.trace_model import model_dtype
 
 TWICE = 4  # samples that are fetched twice
@@ -88,7 +88,7 @@ def _write_real(train: UserValue, begin: Callable[[int], None], collate: Collate
         samples.append(train[index])
     try:
         batch = collate(samples)
-        torch.save((batch, batch) if unsplit else (batch[0], batch[1]), path)
+        save((batch, batch) if unsplit else (batch[0], batch[1]), path)
     except Exception:  # any kind: samples of several sizes, or objects that cannot be written
         Path(path).unlink(missing_ok=True)
 
@@ -212,7 +212,7 @@ def _structures(
             remedy="give pairs; or `model.loss = own()`, for a network that takes a whole batch and returns its loss",
         )
     pairs = [(batch, batch) if unsplit else tuple(batch) for batch in batches]
-    torch.save(pairs, example)
+    save(pairs, example)
     input, target = (grown(*(pair[n] for pair in pairs)) for n in (0, 1))
     repeated = [tensors(pair) for pair in (batches[0], batch(SMALL), batch(SMALL, 1))]
     same, differing = (
