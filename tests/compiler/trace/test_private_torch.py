@@ -227,14 +227,23 @@ def marked():
     values = [value for module in modules for value in list(vars(module).values()) if isinstance(value, FunctionType)]
     functions = [value.__wrapped__ for value in values if hasattr(value, "__wrapped__")]
     return [function for function in functions if getattr(function, COMPILER_MARK, None) is function]
+@torch.library.custom_op("of_test::double", mutates_args=())
+def double(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+class Import:
+    in_place = None  # whether a stand-in is there when the compiler's import begins
+    def find_spec(self, name, path=None, target=None):
+        if name == COMPILER:
+            self.in_place = "_dynamo" in vars(torch)
 with mode_without_memory() as mode:
     network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4), torch.nn.GELU(), torch.nn.Dropout(0.1))
     (network(torch.empty(2, 3)).softmax(1) * 2).var().backward()
 assert mode.cache_enabled and network[0].weight.grad.shape == (4, 3)
-assert torch._dynamo.disable(torch.nn.Module.forward) is torch.nn.Module.forward
+assert torch._dynamo.disable(torch.nn.Module.forward) is torch.nn.Module.forward and double(torch.ones(1)) == 2
+sys.meta_path.insert(1, seen := Import())
 assert COMPILER not in sys.modules and marked()
 {first}  # what the stand-in does not answer
-assert torch._dynamo is sys.modules[COMPILER] and not marked()
+assert torch._dynamo is sys.modules[COMPILER] and not marked() and seen.in_place is False
 torch._dynamo.config.suppress_errors = True
 assert torch._dynamo.config.fake_tensor_cache_enabled
 assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1)) == 2
