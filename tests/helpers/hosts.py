@@ -102,13 +102,19 @@ def logged(out: Path) -> list[int]:
     return [json.loads(line)["step"] for line in lines if line.endswith("\n")]
 
 
+def is_rank(process: int, launcher: int) -> bool:
+    """True if a child of a launcher is a rank: it has the same command line, and the same priority, unlike the child
+    that draws the plan.
+    """
+    one, other = (Path(f"/proc/{each}/cmdline").read_bytes() for each in (process, launcher))
+    return one == other and os.getpriority(os.PRIO_PROCESS, process) == os.getpriority(os.PRIO_PROCESS, launcher)
+
+
 def ranks_of(command: Command) -> list[int]:
-    """Returns the processes of the ranks that a launcher has forked, which have its command line."""
-    process = command.process.pid
-    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    own, ranks = Path(f"/proc/{process}/cmdline").read_bytes(), []
-    for child in children:
-        with suppress(FileNotFoundError):  # it has ended
-            if Path(f"/proc/{child}/cmdline").read_bytes() == own:
-                ranks.append(int(child))
+    """Returns the processes of the ranks that a launcher has forked."""
+    launcher, ranks = command.process.pid, []
+    for child in map(int, Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            if is_rank(child, launcher):
+                ranks.append(child)
     return ranks

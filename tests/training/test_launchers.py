@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.hosts import TOOL, free_port, logged, namespaces, reach, reach_checkpoint, started, why_none
+from helpers.hosts import TOOL, free_port, is_rank, logged, namespaces, reach, reach_checkpoint, started, why_none
 from helpers.job_texts import job_text
 from helpers.launcher import Command, Launcher
 from helpers.trained import Trained, agree, train_job
@@ -50,13 +50,13 @@ def children(process: int) -> list[int]:
 
 
 def a_rank(command: Command) -> int:
-    """Returns the process of a rank: one that has the command line of its parent."""
+    """Returns the process of a rank, below whatever has started its launcher."""
     waiting = children(command.process.pid)[::-1]
     while True:
         process = waiting.pop(0)
-        own = Path(f"/proc/{process}/cmdline").read_bytes()
+        is_launcher = b"\0run\0" in Path(f"/proc/{process}/cmdline").read_bytes()
         for child in children(process):
-            if b"\0run\0" in own and Path(f"/proc/{child}/cmdline").read_bytes() == own:
+            if is_launcher and is_rank(child, process):
                 return child
             waiting.append(child)
 
