@@ -23,13 +23,19 @@ import torch.utils.checkpoint
 from dslc.compiler.trace.compiler_stand_in import leave_out_compiler
 from dslc.compiler.trace.private_torch import COMPILER, REFERENCES
 
-_MARKED = ("torch.optim.", "torch.nn.parallel.distributed", "torch.distributed.tensor._api", "torch.utils.checkpoint")
-_OF_LAYOUTS = REFERENCES  # DTensor finds the layout of a result by them
+# Modules whose functions bear such marks; by the last ones DTensor finds the layout of a result.
+_MARKED = (
+    "torch.optim.",
+    "torch.nn.parallel.distributed",
+    "torch.distributed.tensor._api",
+    "torch.utils.checkpoint",
+    *REFERENCES,
+)
 
 
 def leave_out() -> None:
     """Lets a training run without torch._dynamo, until that is imported. To be called when all else is imported."""
-    leave_out_compiler(_MARKED + _OF_LAYOUTS)
+    leave_out_compiler(_MARKED)
 
 
 def plain_step(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
