@@ -69,7 +69,7 @@ def local_parameter(parameter: Tensor) -> Tensor:
 
 
 def give_gradients(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Gives the second of each pair, a part of the first, its numbers and its gradient; without copies."""
+    """Lets the second of each pair, a rank's part of the first, share its numbers and its gradient, without copies."""
     for parameter, part in pairs:
         if parameter is not part:
             part.data = local_part(parameter).detach()  # `fully_shard` may have moved it

@@ -95,6 +95,7 @@ def _build(
 
 
 def _over_parts(kind: Callable[..., torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
+    """Returns what makes an optimizer of this kind over the rank's parts of DTensors, from groups and arguments."""
     return lambda groups, **arguments: LocalParts(groups, arguments, lambda group: kind([group], **arguments))
 
 
