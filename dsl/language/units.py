@@ -55,6 +55,7 @@ EXAMPLES: dict[Dimension, str] = {
     "bandwidth": "400Gbps",
     "flops": "100TFLOPS",
 }
+LARGEST = 2**127  # of the whole numbers of a job, a limit that no count reaches; floats have their own
 # The dimensions in which a field takes a bare number.
 BARE: frozenset[Dimension] = frozenset({"steps", "epochs", "ratio"})
 # Other spellings in use.
@@ -88,8 +89,8 @@ def write(value: int | float, dimension: Dimension) -> str:
     broken: list[tuple[int, str]] = []
     for unit, (of, over, under) in UNITS.items():
         if of == dimension:
-            count = value * under / over
-            if Quantity(value, dimension) == in_base_units(round(count), unit):
+            count = value * under / over  # of floats, infinite if no float is as large
+            if abs(count) <= LARGEST and Quantity(value, dimension) == in_base_units(round(count), unit):
                 whole.append((abs(round(count)), f"{number(round(count))}{unit}"))
             elif Quantity(value, dimension) == in_base_units(count, unit):
                 broken.append((0, f"{number(count)}{unit}"))

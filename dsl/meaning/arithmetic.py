@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 
 from dslc.dsl.language.registry import Quantity
-from dslc.dsl.language.units import NAMES, write
+from dslc.dsl.language.units import LARGEST, NAMES, write
 
 Amount = int | float | Quantity
-LARGEST = 2**127  # a limit that no count reaches; floats have their own
 
 
 class Impossible(Exception):

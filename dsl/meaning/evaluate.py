@@ -351,7 +351,7 @@ class Evaluator:
                 message = f"`{path}` takes {describe(kind)}, not {units.number(number)}"
                 return self.fail("E0121", message, expr.span, help=help)
             number = int(number)
-            if abs(number) > arithmetic.LARGEST:
+            if abs(number) > units.LARGEST:
                 return self.fail("E0126", "this number is too large", expr.span)
         if kind.choices and number not in kind.choices:
             return self.fail("E0125", f"`{path}` is {describe(kind)}, not {number}", expr.span)
