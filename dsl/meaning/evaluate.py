@@ -57,7 +57,7 @@ class Evaluator:
         self.merged, self.report, self._call = merged, report, call
         self.params = merged.params
         self.trail: list[tuple[str, Span]] = []  # the params being evaluated, and where each was named
-        self.paths: dict[Span, str] = {}  # texts that were taken as paths, by their place
+        self.paths: dict[Span, ResolvedPath] = {}  # texts that were taken as paths, by their place
         self.origins: dict[str, str] = {}
         self.broken: set[str] = set()
         self.depth = self.values = 0  # nesting depth inside one value; number of values so far

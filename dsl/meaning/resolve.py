@@ -9,6 +9,8 @@ reported at it.
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +34,7 @@ from dslc.dsl.language.suggest import (
 from dslc.dsl.meaning.calling import build, call, end_of, origin
 from dslc.dsl.meaning.evaluate import BadValue, Evaluator
 from dslc.dsl.meaning.layering import Merged, Setting, put
+from dslc.dsl.paths import ResolvedPath
 from dslc.dsl.record import Record, record
 from dslc.dsl.remedy import remedy, remove_at, remove_field, replace_text
 from dslc.dsl.source import Span
@@ -316,9 +319,24 @@ def _no_path(merged: Merged, path: tuple[str, ...], place: Span) -> str:
     return "" if len(path) <= 3 else "a path is a param, `block.field` or `block.field.argument`"
 
 
-def _text(item: tree.Expr, paths: dict[Span, str]) -> str:
-    """Returns an alternative as `--set` takes it: from the command line a relative path would start elsewhere."""
-    return quoted(paths[item.span]) if item.span in paths else " ".join(item.span.text().split())
+_STRING_OR_GAP = r'("(?:[^"\\\n]|\\.)*")|(?:\s|#[^\n]*)+'
+
+
+def _text(item: tree.Expr, paths: Mapping[Span, ResolvedPath]) -> str:
+    """Returns an alternative on one line, as `--set` takes it: from the command line a relative path would start in the
+    current folder.
+    """
+    if item.span in paths:
+        return quoted(paths[item.span])
+
+    def written(part: re.Match[str]) -> str:
+        if part[1] is None:
+            return " "
+        start, end = part.span()
+        path = paths.get(Span(item.span.source, item.span.start + start, item.span.start + end))
+        return part[1] if path is None or path == os.path.abspath(os.path.expanduser(path.written)) else quoted(path)
+
+    return re.sub(_STRING_OR_GAP, written, item.span.text())
 
 
 def _combinations(texts: dict[str, tuple[str, ...]]) -> Iterable[Combination]:

@@ -11,7 +11,7 @@ import pytest
 from dslc.dsl.language.calls import Slurm, Text
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.optimizers import SGD, Adam, AdamW
-from dslc.dsl.meaning.load import LoadResult, load, load_text
+from dslc.dsl.meaning.load import LoadResult, load, load_each, load_text
 
 BASE = """\
 param rate = 0.1
@@ -293,6 +293,25 @@ def test_a_sweep_may_be_of_a_param_of_a_required_field_and_of_a_file(tmp_path: P
     job = good(loaded)
     assert job.train.optimizer == SGD(lr=1.0) and len(loaded.combinations) == 8
     assert job.sweep["data.source.file"] == (f'"{tmp_path}/a.txt"', f'"{tmp_path}/b.txt"'), "from anywhere the same"
+
+
+def test_a_sweep_keeps_the_text_in_quotes_and_leaves_comments_out() -> None:
+    loggers = '[\n  wandb(  # "here"\n    name = "a  # b",\n    project = "x"),\n  wandb(name = "a # b")]'
+    loaded = load_text(f"{BASE}sweep {{ log.loggers = {loggers} }}")
+    assert good(loaded).sweep["log.loggers"] == ('wandb( name = "a  # b", project = "x")', 'wandb(name = "a # b")')
+    for ((path, text),) in loaded.combinations:
+        good(load_text(BASE, settings=[f"{path}={text}"]))
+
+
+def test_a_path_in_a_swept_call_is_the_same_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = files(tmp_path, jobs__job=BASE + 'sweep { data.source = [text("a.txt"), text( "~/b.txt", context = 8)] }')
+    monkeypatch.setenv("HOME", "/home-of-mine")
+    for folder, first in ((tmp_path, f'text("{tmp_path}/jobs/a.txt")'), (tmp_path / "jobs", 'text("a.txt")')):
+        monkeypatch.chdir(folder)
+        loaded, (one, other) = load_each(path)
+        assert good(loaded).sweep["data.source"] == (first, 'text( "~/b.txt", context = 8)')
+        assert good(one).data.source == Text(file=f"{tmp_path}/jobs/a.txt")
+        assert good(other).data.source == Text(file="/home-of-mine/b.txt", context=8)
 
 
 def test_every_alternative_is_checked() -> None:
