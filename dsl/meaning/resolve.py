@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from dslc.dsl.bounds import LOOKS, WORDS_LOOKED_AT
 from dslc.dsl.diagnostics import Report, TooManyErrors
-from dslc.dsl.language import blocks, units  # noqa: F401  (`blocks` fills the registry)
+from dslc.dsl.language import blocks
 from dslc.dsl.language.job import JobSpec, Promise
 from dslc.dsl.language.no_effect_warnings import EFFECTS
 from dslc.dsl.language.registry import BLOCKS, PATH_BLOCKS, Dimension, Kind, fields, measure
@@ -111,13 +112,12 @@ def resolve(merged: Merged, report: Report, name: str, folder: str) -> Resolved:
     if all(not isinstance(block, BadValue) for block in base.blocks.values()):
         job = JobSpec(name=name, folder=folder, source=merged.main.source, **base.blocks, expect=base.promises,
                       sweep=texts)  # fmt: skip
-        checkpoint = job.checkpoint
-        if texts and checkpoint.dir is not None and checkpoint.is_enabled and "checkpoint.dir" not in texts:
-            swept = ", ".join(f"`{path}`" for path in texts)
+        if shared := dict(_shared_folders(lists, attempts)):
+            swept, common_folder = ", ".join(f"`{path}`" for path in shared), next(iter(shared.values()))
             report.add(
                 "E0145",
-                f"the runs of the sweep over {swept} would all write their checkpoints into {checkpoint.dir}",
-                checkpoint.value_span("dir"),
+                f"the runs of the sweep over {swept} would all write their checkpoints into {common_folder}",
+                job.checkpoint.value_span("dir"),
                 help=remedy(
                     remove_field("checkpoint.dir", "leave `checkpoint.dir` out"), ": each run has a folder of its own"
                 ),
@@ -126,6 +126,21 @@ def resolve(merged: Merged, report: Report, name: str, folder: str) -> Resolved:
     return Resolved(
         job=job, origins=origins, broken=frozenset(base.evaluator.broken), combinations=tuple(_combinations(texts))
     )
+
+
+def _shared_folders(
+    lists: Mapping[tuple[str, ...], Sequence[tree.Expr]], attempts: Sequence[_Attempt]
+) -> Iterator[tuple[str, str]]:
+    """Yields each swept path with two alternatives that write their checkpoints into one folder, and the folder.
+    `attempts` are the job itself and, path by path, the job with each further alternative.
+    """
+    base, others = attempts[0], iter(attempts[1:])
+    for path, items in lists.items():
+        runs = [base, *islice(others, len(items) - 1)]
+        checkpoints = [run.blocks["checkpoint"] for run in runs]
+        folders = [c.dir for c in checkpoints if isinstance(c, blocks.CheckpointSpec) and c.is_enabled and c.dir]
+        if shared := next((folder for folder in folders if folders.count(folder) > 1), None):
+            yield ".".join(path), shared
 
 
 def _too_many(

@@ -314,6 +314,25 @@ def test_a_path_in_a_swept_call_is_the_same_from_anywhere(tmp_path: Path, monkey
         assert good(other).data.source == Text(file="/home-of-mine/b.txt", context=8)
 
 
+@pytest.mark.parametrize(
+    ("folder", "sweep", "shared"),
+    [
+        ('"kept"', "train.seed = [0, 1]", "`train.seed`"),
+        ('"kept"', "train.seed = [0]", ""),
+        ("where", 'where = ["a", "b"]', ""),
+        ("none", 'checkpoint.dir = ["a", "b"]', ""),
+        ("none", 'checkpoint.dir = ["a", "b"], train.seed = [0, 1], data.batch = [4, 8]', "`train.seed`, `data.batch`"),
+        ("none", 'checkpoint.dir = [none, "a", "./a"]', "`checkpoint.dir`"),
+        ('"kept"', "checkpoint.every = [none, 1 epoch]", ""),
+    ],
+)
+def test_the_runs_of_a_sweep_share_no_folder_of_checkpoints(folder: str, sweep: str, shared: str) -> None:
+    text = f'param where = "x"\n{BASE}checkpoint {{ every = 2 epochs, dir = {folder} }}\nsweep {{ {sweep} }}'
+    errors = load_text(text).report.errors
+    assert [error.message.partition(" over ")[2].partition(" would ")[0] for error in errors] == [shared] * bool(shared)
+    assert not shared or (errors[0].code == "E0145" and errors[0].message.rpartition("/")[2] in ("kept", "a"))
+
+
 def test_every_alternative_is_checked() -> None:
     sweep = "train.optimizer.lr = [1e-3, -1, 2GiB], train.optimizer.monentum = [1, 2], data.batch = [0, 1]"
     found = codes(load_text(f"{BASE}sweep {{ {sweep} }}"))
