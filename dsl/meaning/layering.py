@@ -265,10 +265,10 @@ def put(merged: Merged, path: tuple[str, ...], setting: Setting, report: Report)
         return _put_alone(merged, path[0], setting, report)
     if path[0] == "sweep":
         _put_sweep(merged, path[1:], setting)
-    elif path[0] == "expect" and len(path) == 2:
-        if not isinstance(setting.value, tree.NoneLiteral):
+    elif path[0] == "expect":
+        if len(path) > 2 or not isinstance(setting.value, tree.NoneLiteral):
             report.add(
-                "E0113", "`expect` holds comparisons", setting.name, help=f"write `{'.'.join(path)}<…`, or `=none`"
+                "E0113", "`expect` holds comparisons", setting.name, help=f"write `expect.{path[1]}<…`, or `=none`"
             )
             return False
         merged.promises.pop(path[1], None)

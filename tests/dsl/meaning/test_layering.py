@@ -221,6 +221,8 @@ def test_mistakes_point_into_the_setting() -> None:
         ("parallelism.auto=true", "no field `auto`"),
         ("wandb=true", "no param `wandb`"),
         ("expect.bubble=3%", "holds comparisons"),
+        ("expect.bubble.most=3%", "holds comparisons"),
+        ("expect.bubble.most.of.all=none", "holds comparisons"),
         ("expect.bubble<", "value is missing"),
         ("data.batch", "no `=`"),
         ("=3", "no name"),
