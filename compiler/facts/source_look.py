@@ -22,13 +22,13 @@ class UnusableDataError(MissingDataError):
     code = "E0311"
 
 
-def size_of(file: str, help: str = "paths are relative to the file that wrote them") -> int:
+def size_of(file: str) -> int:
     """Returns the size of a regular file in bytes."""
     try:
         found = os.stat(file)
     except OSError as error:
         reason = "there is no" if isinstance(error, FileNotFoundError) else f"{error.strerror}:"
-        raise MissingDataError(f"{reason} {file}", help) from error
+        raise MissingDataError(f"{reason} {file}", "paths are relative to the file that wrote them") from error
     if not stat.S_ISREG(found.st_mode):
         raise MissingDataError(f"{file} is not a file", "a file is needed here")
     return found.st_size

@@ -77,9 +77,9 @@ def read_lines(file: BinaryIO) -> Iterator[bytes]:
             yield line
 
 
-def create_file(path: str, mode: int = 0o666) -> int:
+def create_file(path: str) -> int:
     """Creates a file and returns its descriptor. Raises FileExistsError if anything has that name, also a link."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def recreate_file(path: str) -> int:

@@ -196,12 +196,12 @@ def build(
         if extra is not None and field.name == EXTRA and issubclass(declaration, Call) and declaration.open:
             values[field.name] = _extra(ev, extra, path, places)
             continue
-        if setting is None or is_none(ev, setting, field):
+        if setting is None or is_none(ev, setting):
             if field.required:
                 complete = False
                 # If it was written under another name, that is the cause, and reported there.
                 if (sound or setting is not None) and f"{path}.{field.word}" not in ev.broken:
-                    missing(ev, declaration, field.word, path, setting.name if setting else span)
+                    missing(ev, declaration, field.word, setting.name if setting else span)
             continue
         if setting.arguments:
             value = with_arguments(ev, setting, field, f"{path}.{field.word}")
@@ -253,12 +253,12 @@ def _check_groups(
     for group in declaration.one_of:
         lost = any(f"{path}.{name}" in ev.broken for name in group)
         if not lost and not any(values.get(name) is not None for name in group):
-            missing(ev, declaration, "` or `".join(group), path, span)
+            missing(ev, declaration, "` or `".join(group), span)
         sound = sound and not lost and any(values.get(name) is not None for name in group)
     return sound
 
 
-def missing(ev: Evaluator, declaration: type[Node], name: str, path: str, span: Span | None) -> None:
+def missing(ev: Evaluator, declaration: type[Node], name: str, span: Span | None) -> None:
     """Reports that a required field or argument is missing."""
     if not ev.merged.complete and not issubclass(declaration, Call):
         return  # it may be in text that could not be read
@@ -316,7 +316,7 @@ def _call_kinds(field: Field) -> list[CallOf]:
     return [kind for kind in kinds if isinstance(kind, CallOf)]
 
 
-def is_none(ev: Evaluator, setting: Setting, field: Field) -> bool:
+def is_none(ev: Evaluator, setting: Setting) -> bool:
     """True if the value is `none`, also through a param: it resets to the default."""
     return isinstance(ev.behind(setting.value), tree.NoneLiteral) and not setting.arguments
 

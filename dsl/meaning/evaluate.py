@@ -73,14 +73,14 @@ class Evaluator:
         self.report.add(code, message, span, label=label, help=help, notes=[*notes, *used])
         return BAD
 
-    def mismatch(self, expr: tree.Expr, kind: registry.Kind, path: str, help: str = "") -> BadValue:
+    def mismatch(self, expr: tree.Expr, kind: registry.Kind, path: str) -> BadValue:
         """Reports a value of another form than the field takes."""
         inner = inside(expr)
         if isinstance(inner, tree.Name) and not rewrite(inner, kind):
             return self.unknown_name(inner, kind, path)
         if isinstance(inner, tree.CallOf) and inner.name in self.params:
             return self.fail("E0121", f"`{inner.name}` is a param and cannot be called", inner.span)
-        help = help or rewrite(inner, kind)
+        help = rewrite(inner, kind)
         if not help and isinstance(kind, registry.CallOf):
             help = f"there is {listed(words_in(kind), 12)}"
         if not help and (says := suggest.meaning(path)):

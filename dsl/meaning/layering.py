@@ -97,7 +97,7 @@ def _add(merged: Merged, document: tree.Document, report: Report) -> None:
                 for entry in statement.entries:
                     merged.spoken.update(name.name for name in names_in(entry.value))
                     if isinstance(entry, tree.Comparison):
-                        _promise(merged, block, entry, promises, report)
+                        _promise(block, entry, promises, report)
                     else:
                         _entry(merged, block, entry, seen, report)
     merged.promises.update(promises)
@@ -196,9 +196,7 @@ def _drop_promise(merged: Merged, entry: tree.Entry, report: Report) -> None:
     )  # fmt: skip
 
 
-def _promise(
-    merged: Merged, block: str, entry: tree.Comparison, own: dict[str, list[tree.Comparison]], report: Report
-) -> None:
+def _promise(block: str, entry: tree.Comparison, own: dict[str, list[tree.Comparison]], report: Report) -> None:
     if block != "expect":
         report.add(
             "E0113", f"a comparison belongs in `expect`, not in `{block}`", entry.span,
@@ -259,54 +257,48 @@ def _put_sweep(merged: Merged, path: tuple[str, ...], setting: Setting) -> None:
         merged.sweeps[path] = setting
 
 
-def put(merged: Merged, path: tuple[str, ...], setting: Setting, report: Report) -> bool:
-    """Lays a `--set`, or one alternative of a sweep, over the merged values. Returns false if it does not fit."""
+def put(merged: Merged, path: tuple[str, ...], setting: Setting, report: Report) -> None:
+    """Lays a `--set`, or one alternative of a sweep, over the merged values; reports why it does not fit."""
     if len(path) == 1:
-        return _put_alone(merged, path[0], setting, report)
-    if path[0] == "sweep":
+        _put_alone(merged, path[0], setting, report)
+    elif path[0] == "sweep":
         _put_sweep(merged, path[1:], setting)
     elif path[0] == "expect":
         if len(path) > 2 or not isinstance(setting.value, tree.NoneLiteral):
             report.add(
                 "E0113", "`expect` holds comparisons", setting.name, help=f"write `expect.{path[1]}<…`, or `=none`"
             )
-            return False
-        merged.promises.pop(path[1], None)
+        else:
+            merged.promises.pop(path[1], None)
     elif len(path) == 2:
         merged.headers.setdefault(path[0], setting.name)
         _put_field(merged, path[0], path[1], setting, {}, report)
     elif len(path) == 3:
-        return _put_argument(merged, (path[0], path[1], path[2]), setting, report)
+        _put_argument(merged, (path[0], path[1], path[2]), setting)
     else:
         report.add(
             "E0110", f"`{'.'.join(path)}` has too many parts", setting.name,
             help="a path is a param, `block.field`, or `block.field.argument` of its call",
         )  # fmt: skip
-        return False
-    return True
 
 
-def _put_alone(merged: Merged, name: str, setting: Setting, report: Report) -> bool:
+def _put_alone(merged: Merged, name: str, setting: Setting, report: Report) -> None:
     """Sets a param, or a block as a whole."""
-    param = merged.params.get(name)
-    if param is not None:
-        merged.params[name] = ParamSetting(name=name, declared=param.declared, setting=setting, default=param.default)
-        return True
-    if name in BLOCKS:
+    if name in merged.params:
+        merged.params[name] = replace(merged.params[name], setting=setting)
+    elif name in BLOCKS:
         whole = tree.BlockValue(span=setting.name.to(setting.value.span), name=name, name_span=setting.name,
                            value=setting.value)  # fmt: skip
-        before = len(report.found)
         _apply_block_value(merged, whole, {}, report)
-        return len(report.found) == before
-    report.add(
-        "E0110", f"there is no param `{name}`", setting.name,
-        help=did_you_mean(name, merged.params, setting.name) or for_setting(name, setting.name)
-        or "a setting names a param, `block.field` or `block.field.argument`",
-    )  # fmt: skip
-    return False
+    else:
+        report.add(
+            "E0110", f"there is no param `{name}`", setting.name,
+            help=did_you_mean(name, merged.params, setting.name) or for_setting(name, setting.name)
+            or "a setting names a param, `block.field` or `block.field.argument`",
+        )  # fmt: skip
 
 
-def _put_argument(merged: Merged, path: tuple[str, str, str], setting: Setting, report: Report) -> bool:
+def _put_argument(merged: Merged, path: tuple[str, str, str], setting: Setting) -> None:
     block, name, argument = path
     # An argument of a call that no one wrote goes to the default call, which resolve.py knows.
     under = merged.fields.get((block, name)) or Setting(name=setting.name, value=tree.NoneLiteral(span=setting.name))
@@ -314,16 +306,6 @@ def _put_argument(merged: Merged, path: tuple[str, str, str], setting: Setting, 
         name=under.name, value=under.value, arguments={**under.arguments, argument: setting}
     )
     merged.headers.setdefault(block, setting.name)
-    return True
-
-
-def put_promise(merged: Merged, comparison: tree.Comparison, path: tuple[str, ...], report: Report) -> None:
-    """Sets a promise: `--set "expect.bubble<3%"`."""
-    if path[0] != "expect" or len(path) != 2:
-        report.add("E0110", "only entries of `expect` are set by a comparison", comparison.name_span,
-                   help=f"write `{'.'.join(path)}=…`")  # fmt: skip
-        return
-    merged.promises[path[1]] = [comparison]
 
 
 # ------------------------------------------------------------------------------------------------------- the tree

@@ -21,7 +21,7 @@ from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import BLOCKS, CALLS, AnyValue, CallOf, Kind, ListOf, Name, Path, Str, fields
 from dslc.dsl.language.suggest import did_you_mean
 from dslc.dsl.meaning.forms import accepts, words_in
-from dslc.dsl.meaning.layering import Merged, Setting, block_meant, merge, names_in, put, put_promise
+from dslc.dsl.meaning.layering import Merged, Setting, block_meant, merge, names_in, put
 from dslc.dsl.meaning.resolve import Combination, resolve
 from dslc.dsl.record import Record, record
 from dslc.dsl.source import Source, Span
@@ -394,7 +394,7 @@ def _set(merged: Merged, source: Source, report: Report) -> None:
                 span=path_span.to(value.span), name=compared[1], name_span=name, value=value,
                 operator=compared[2],  # type: ignore[arg-type]
             )  # fmt: skip
-            put_promise(merged, comparison, ("expect", compared[1]), report)
+            merged.promises[compared[1]] = [comparison]
         return
     given = parse_setting(source, report)
     if given is None:

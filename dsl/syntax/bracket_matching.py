@@ -297,7 +297,7 @@ class _BracketMatcher:
                 line_end -= 1
             return self.unclosed(brackets, line_end, self.read[name])
         if self.is_nested(self.read[name]):
-            return self.nested_block(at, name)
+            return self.nested_block(at)
         while self.kept and self.kept[-1].kind == "_NL":
             self.kept.pop()
         header = self.kept.pop()
@@ -356,7 +356,7 @@ class _BracketMatcher:
         kinds = [token.kind for token in self.read]
         return kinds.count("LBRACE") <= kinds.count("RBRACE")
 
-    def nested_block(self, at: int, name: int) -> int:
+    def nested_block(self, at: int) -> int:
         while self.kept and self.kept[-1].kind == "_NL":
             self.kept.pop()
         inner, outer = self.kept.pop(), self.kept[self.open[0].kept - 1]
