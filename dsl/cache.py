@@ -8,6 +8,7 @@ not at all, and begins with a checksum. Nothing fails because of the cache: if i
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -43,11 +44,17 @@ def replace(path: str, data: bytes) -> None:
     """Writes a file, if the folder allows it: another process sees the old file or the new one, never half."""
     part = f"{path}.{os.getpid()}"
     try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(data)
-        os.replace(part, path)
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError:
-        pass
+        return
+    with contextlib.suppress(OSError):
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(data)
+            os.replace(part, path)
+        except BaseException:
+            os.unlink(part)
+            raise
 
 
 def _checksum(data: bytes) -> bytes:
