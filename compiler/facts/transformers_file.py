@@ -40,10 +40,10 @@ def written_task(network: TransformersNetwork, folder: str) -> str | None:
         return network.task
     file = configuration_file(network, folder)
     try:
-        names = json.loads(read_bytes(file or "", _MOST)).get("architectures") or ()
-    except (OSError, ValueError, AttributeError, RecursionError):
+        names = [str(name) for name in json.loads(read_bytes(file or "", _MOST)).get("architectures") or ()]
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return None
-    return next((task for name in names for end, task in _HEADS.items() if str(name).endswith(end)), None)
+    return next((task for name in names for end, task in _HEADS.items() if name.endswith(end)), None)
 
 
 def mean_of(network: TransformersNetwork, folder: str) -> dict[str, object]:
