@@ -172,7 +172,7 @@ def _numbers(name: str, data: object) -> Iterator[tuple[str, float]]:
     if isinstance(data, Mapping):
         for key, value in data.items():
             yield from _numbers(key, value)
-    elif isinstance(data, list):
+    elif isinstance(data, list | tuple):
         for value in data:
             yield from _numbers(name, value)
     elif isinstance(data, int | float):

@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 
 from dslc.compiler.facts.calibration import (
+    CONSTANTS,
+    CONSTANTS_VERSION,
     Calibration,
     CollectiveTime,
     LayerTime,
     PassTime,
+    RunFit,
     calibration_text,
+    fit_text,
     merge_calibrations,
 )
 from dslc.compiler.facts.catalogue import read_catalogue
@@ -65,6 +69,15 @@ def test_a_damaged_calibration_is_refused_with_its_place(tmp_path: Path, before:
     (fault,) = report.errors
     assert fault.code == "E0422" and said in fault.message and found is None
     assert fault.span is not None and fault.span.start == TEXT.index("calibration]")
+
+
+@pytest.mark.parametrize("number", ("-1.0", "nan", "inf"))
+def test_typical_constants_of_a_fit_that_are_no_times_are_refused(tmp_path: Path, number: str) -> None:
+    fit = RunFit(machine="m", torch="2.13.0", cores=4, constants=CONSTANTS_VERSION, typical=(1.5,) * len(CONSTANTS))
+    text = fit_text("cpu", fit, "made by hand")
+    assert not read(tmp_path / "here.toml", text)[0].found
+    (fault,) = read(tmp_path / "here.toml", text.replace("1.5", number, 1))[0].errors
+    assert fault.code == "E0422" and f"typical is {number}" in fault.message
 
 
 def test_calibrations_of_a_machine_are_merged() -> None:
