@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any
 
 from dslc.dsl.bounds import LOOKS, WORDS_LOOKED_AT
-from dslc.dsl.diagnostics import Report, TooManyErrors
+from dslc.dsl.diagnostics import Diagnostic, Report, TooManyErrors
 from dslc.dsl.language import blocks
 from dslc.dsl.language.job import JobSpec, Promise
 from dslc.dsl.language.no_effect_warnings import EFFECTS
@@ -108,6 +108,7 @@ def resolve(merged: Merged, report: Report, name: str, folder: str) -> Resolved:
     report.extend(d for d in base.report.found if d.text_key() in common)
     paths = {span: path for attempt in attempts for span, path in attempt.evaluator.paths.items()}
     texts = {".".join(path): tuple(_text(item, paths) for item in items) for path, items in lists.items()}
+    report.extend(_repeated_alternatives(lists, texts))
     job = None
     if all(not isinstance(block, BadValue) for block in base.blocks.values()):
         job = JobSpec(name=name, folder=folder, source=merged.main.source, **base.blocks, expect=base.promises,
@@ -126,6 +127,17 @@ def resolve(merged: Merged, report: Report, name: str, folder: str) -> Resolved:
     return Resolved(
         job=job, origins=origins, broken=frozenset(base.evaluator.broken), combinations=tuple(_combinations(texts))
     )
+
+
+def _repeated_alternatives(
+    lists: Mapping[tuple[str, ...], Sequence[tree.Expr]], texts: Mapping[str, Sequence[str]]
+) -> Iterator[Diagnostic]:
+    """Reports alternatives of a sweep that are given again: their runs would have one folder."""
+    for items, (path, alternatives) in zip(lists.values(), texts.items(), strict=True):
+        for number, item in enumerate(items):
+            if alternatives[number] in alternatives[:number]:
+                message = f"the sweep of `{path}` has the alternative `{alternatives[number]}` twice"
+                yield Diagnostic("E0142", message, item.span, help=remedy(remove_at(item.span)))
 
 
 def _shared_folders(

@@ -316,6 +316,14 @@ def test_a_path_in_a_swept_call_is_the_same_from_anywhere(tmp_path: Path, monkey
         assert good(other).data.source == Text(file="/home-of-mine/b.txt", context=8)
 
 
+def test_an_alternative_that_is_given_twice_is_a_mistake() -> None:
+    loaded = load_text(BASE + "sweep { data.workers = [0, 1,\n 0], train.optimizer = [sgd(1), sgd(1.0)] }")
+    assert codes(loaded) == ["E0142 job.plt:6:2"]
+    (error,) = loaded.report.errors
+    assert "`data.workers` has the alternative `0` twice" in error.message
+    assert [fix.title for fix in error.fixes] == ["remove `0`"]
+
+
 @pytest.mark.parametrize(
     ("folder", "sweep", "shared"),
     [
@@ -324,7 +332,7 @@ def test_a_path_in_a_swept_call_is_the_same_from_anywhere(tmp_path: Path, monkey
         ("where", 'where = ["a", "b"]', ""),
         ("none", 'checkpoint.dir = ["a", "b"]', ""),
         ("none", 'checkpoint.dir = ["a", "b"], train.seed = [0, 1], data.batch = [4, 8]', "`train.seed`, `data.batch`"),
-        ("none", 'checkpoint.dir = [none, "a", "./a"]', "`checkpoint.dir`"),
+        ('"kept"', "checkpoint.every = [none, 1 epoch, 2 epochs]", "`checkpoint.every`"),
         ('"kept"', "checkpoint.every = [none, 1 epoch]", ""),
     ],
 )
