@@ -8,13 +8,14 @@ the order of the samples are the same at every count.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from dslc.compiler.cost.reuse import Reuse
 from dslc.compiler.ir.facts import Facts
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
-from dslc.dsl.diagnostics import Diagnostic, Findings, Note, Report, passes
+from dslc.dsl.diagnostics import Diagnostic, Findings, Note, Report, TooManyErrors, passes
 from dslc.dsl.language import calls as c
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.registry import Range
@@ -42,8 +43,9 @@ def analyse_counts(
     for count in range(nodes.last, nodes.first - 1, -1):
         if told and reuse.enough and not all_of_them:
             break
-        told[count] = Report()
-        analysis = told[count].collect(analyse(_of_count(job, count), facts, broken, reuse=reuse))
+        told[count], analysis = Report(), None
+        with suppress(TooManyErrors):  # the report of this count alone is full, and it has errors to yield
+            analysis = told[count].collect(analyse(_of_count(job, count), facts, broken, reuse=reuse))
         if analysis is not None and not told[count].errors:
             found[count] = analysis
     known = tuple(sorted(found))

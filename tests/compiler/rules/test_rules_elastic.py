@@ -7,6 +7,7 @@ from dataclasses import replace
 from helpers.job_texts import job_text
 
 from dslc.compiler.compile import compile_plan
+from dslc.dsl.bounds import MISTAKES
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.load import load_text
 from dslc.jobs.check_job import inspect, inspect_counts
@@ -54,6 +55,15 @@ def test_a_mistake_that_every_count_has_is_told_once() -> None:
     assert not inspect_counts(load_text(job("1..4").replace("linear(8)", "conv2d(8, kernel = 3)")), report)
     assert report.errors and not any(each.code in ("E0813", "W0808") for each in report.found)
     assert len({each.code for each in report.errors}) == len(report.errors)
+
+
+def test_more_mistakes_than_are_reported_at_every_count() -> None:
+    """Each count ends its own search at the bound, and its mistakes are the job's."""
+    patterns = ", ".join(f'"x{number}"' for number in range(MISTAKES.most + 10))
+    report = Report()
+    assert not inspect_counts(load_text(job("1..2", f"model {{ freeze = [{patterns}] }}")), report)
+    codes = [each.code for each in report.errors]
+    assert codes.count("E0710") == MISTAKES.most and codes[-1] == MISTAKES.code
 
 
 def test_ssh_reaches_as_many_hosts_as_it_names() -> None:
