@@ -109,7 +109,7 @@ def sharding_of(job: JobSpec, layout: Layout) -> Sharding:
     return Sharding(
         engine="fsdp",
         replicas=replicas,
-        shards=ranks // replicas,
+        shards=max(1, ranks // replicas),  # of more replicas than ranks, which E0403 reports
         # Parameters freed after a forward pass cannot be gathered between the halves of a split backward pass.
         reshard=(is_offloaded and not splits_backward(job)) or (zero == 3 and ranks > 1),
         accumulate=zero <= 1 or layout.sizes["pipeline"] > 1,  # torch's stages reduce theirs at the last one

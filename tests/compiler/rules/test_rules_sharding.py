@@ -6,12 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from helpers.job_texts import job_text
 from helpers.module_facts import FACTS, analysed
 
+from dslc.compiler.ir.facts import Facts
+from dslc.compiler.rules.analyse import analyse
 from dslc.dsl.codes import explain
+from dslc.dsl.diagnostics import Report
 from dslc.dsl.language import calls as c
 from dslc.dsl.language import optimizers as o
 from dslc.dsl.language.blocks import DevicesSpec, ParallelismSpec, TrainSpec
+from dslc.dsl.meaning.load import load_text
 
 NUMBER = replace(FACTS, parameters=(*FACTS.parameters, ("temperature", (), True)))
 LOW = TrainSpec(steps=5, optimizer=o.SGD(lr=0.1), precision=c.Bf16(level="O2"))
@@ -84,3 +89,28 @@ def test_parameters_of_two_dtypes(zero: int) -> None:
     frozen = replace(MIXED, parameters=((*FACTS.parameters[0][:2], False), *FACTS.parameters[1:]))
     _, report = analysed(frozen, **blocks)
     assert not report.errors
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "train"),
+    [
+        (ParallelismSpec(pipeline=2, zero=1, replicas=8), {}),
+        (ParallelismSpec(pipeline=2, zero=3, replicas=8), {}),
+        (ParallelismSpec(zero=3, replicas=8), {"precision": c.Fp8(emulate=True, all_gather=True)}),
+    ],
+)
+def test_more_replicas_than_ranks(parallelism: ParallelismSpec, train: dict[str, Any]) -> None:
+    job = load_text(
+        job_text(
+            model={"network": "gpt(layers = 4, width = 64, heads = 4, context = 32, vocab = 256)"},
+            data={"source": "synthetic(samples = 1000, vocab = 256, context = 32)", "batch": 64},
+            devices={"cpus": 4},
+            train={"steps": 10, "optimizer": "adam()"},
+            memory={"limit": "1 GB"},
+        )
+    ).job
+    assert job is not None
+    job = replace(job, parallelism=parallelism, train=replace(job.train, **train))
+    report = Report()
+    assert report.collect(analyse(job, Facts())) is None
+    assert "E0403" in [found.code for found in report.errors]
