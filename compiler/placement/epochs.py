@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
-from math import gcd
+from math import gcd, isfinite
 from typing import Literal
 
 from dslc.compiler.placement.layout import Layout
@@ -30,6 +30,7 @@ from dslc.dsl.source import Span
 from dslc.dsl.words import plural
 
 TRIED = 10_000  # multiples tried to either side
+FARTHEST = 1e12  # a weight of a mixture over another, at most
 Fault = Literal["", "E0303", "E0304", "E0307"]
 
 
@@ -237,6 +238,11 @@ def _check_epoch(job: JobSpec, epoch: Epoch) -> Iterator[Diagnostic]:
             label=count_text,
             help=join_remedies(", or ", remedies) or "another batch",
         )
+
+
+def are_comparable(weights: Sequence[float]) -> bool:
+    """True if the samples that the weights of a mixture ask for can be counted."""
+    return max(weights) <= FARTHEST * min(weights) and isfinite(sum(weights))
 
 
 def counts(mixture: Mixture, train: Sequence[int]) -> tuple[int, ...]:

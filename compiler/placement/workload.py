@@ -13,7 +13,7 @@ from typing import Literal
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.nodes import ModelGraph
 from dslc.compiler.ir.steps import StreamStep
-from dslc.compiler.placement.epochs import Epoch, check_batch, counts, share_weights
+from dslc.compiler.placement.epochs import Epoch, are_comparable, check_batch, counts, share_weights
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.losses import compares
 from dslc.compiler.placement.sharding import low_precision
@@ -195,7 +195,8 @@ def _parts(job: JobSpec, source: SourceFacts) -> Findings[tuple[PartLoad, ...]]:
         (train, validation, test), split = yield from _split(job, facts, shares)
         loads.append(PartLoad(train=train, validation=validation, test=test, split=split))
     sizes = [part.train for part in loads if part.train]
-    if len(sizes) < len(loads) or len(mixture.weights or sizes) != len(sizes):
+    weights = mixture.weights or sizes
+    if len(sizes) < len(loads) or len(weights) != len(sizes) or not are_comparable(weights):
         return tuple(loads)
     visited = counts(mixture, sizes)
     return tuple(replace(part, visited=count) for part, count in zip(loads, visited, strict=True))

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from dslc.compiler.ir.facts import SourceFacts
 from dslc.compiler.ir.tensors import TensorFact
+from dslc.compiler.placement.epochs import are_comparable
 from dslc.compiler.placement.workload import Workload
 from dslc.dsl.diagnostics import Diagnostic, Note
 from dslc.dsl.language import calls as c
@@ -30,6 +31,14 @@ def check_mixture(job: JobSpec, workload: Workload | None, source: SourceFacts) 
             f"the mixture has {plural(len(mixture.sources), 'source')} and {plural(len(mixture.weights), 'weight')}",
             mixture.value_span("weights"),
             help="one weight for each source",
+        )
+    if mixture.weights is not None and not are_comparable(mixture.weights):
+        yield Diagnostic(
+            "E0327",
+            f"the weights of the mixture are too far apart, or too large: {min(mixture.weights):g} to "
+            f"{max(mixture.weights):g}",
+            mixture.value_span("weights"),
+            help="no weight above 1e12 times another",
         )
     alone = [(each, facts) for each, facts in zip(mixture.sources, source.parts, strict=True) if each not in nested]
     for call, facts in alone:

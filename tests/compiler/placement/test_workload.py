@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from helpers.job_texts import job_text
 from helpers.made_jobs import make_job
 
 from dslc.compiler.compile import compile_plan
@@ -121,3 +122,23 @@ def test_times_in_steps() -> None:
 
 def test_micro_batches_far_above_the_share_are_told_of_the_share_itself() -> None:
     assert next(near_divisors(8, 100_000)) == 8
+
+
+@pytest.mark.parametrize(
+    "mixture",
+    [
+        "weights = [1e-320, 1.0], stopping_strategy = all_exhausted",  # as many samples as no number has
+        "weights = [1e308, 1e308], samples = 100",  # whose sum is no number
+        "weights = [1e-300, 1e300]",
+    ],
+)
+def test_weights_of_a_mixture_that_are_too_far_apart(mixture: str) -> None:
+    source = "synthetic(samples = 1000, shape = [4], classes = 3)"
+    job = load_text(
+        job_text(data={"source": f"mixture([{source}, {source}], {mixture})", "batch": 10}, train={"steps": 5})
+    ).job
+    assert job is not None
+    report = Report()
+    report.collect(analyse(job, Facts()))
+    assert [found.code for found in report.errors] == ["E0327"]
+    assert "too far apart" in report.errors[0].message
