@@ -275,7 +275,10 @@ def _pipeline(known: KnownFacts, reuse: Reuse) -> Findings[PipelinePlan | None]:
     fine = yield from passes(pipeline_rules.check_schedule(job, layout))
     filled = ranks * virtual <= len(model.layers)
     schedule = table(job.parallelism.schedule, ranks, microbatches, virtual) if fine and filled else None
-    stages = yield from cut(job, layout, model, known.workload, schedule, known.cuts, reuse, known.facts.optimizer)
+    # The memory of a stage is known where the ranks of the data axis can share the model out (E0403, E0450).
+    workload = known.workload if fits_data_axis(job, layout, model) else None
+    rows = workload.in_rows(job.data.rows) if workload is not None else None
+    stages = yield from cut(job, layout, model, rows, schedule, known.cuts, reuse, known.facts.optimizer)
     if stages is None or schedule is None:
         return None
     yield from pipeline_rules.check_stages(job, layout, model, stages, schedule)

@@ -9,12 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
+from helpers.job_texts import job_text
 from helpers.made_jobs import gpt_model, make_job
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dslc.compiler.cost.stages import balance, equal_counts, work
-from dslc.compiler.ir.facts import Facts
+from dslc.compiler.ir.facts import Facts, SourceFacts
+from dslc.compiler.ir.tensors import TensorFact
 from dslc.compiler.rules.analyse import analyse
 from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report
@@ -22,6 +24,7 @@ from dslc.dsl.language import calls as c
 from dslc.dsl.language import layers as s
 from dslc.dsl.language.blocks import DataSpec, DevicesSpec, MemorySpec, ModelSpec, ParallelismSpec
 from dslc.dsl.language.job import JobSpec
+from dslc.dsl.meaning.load import load_text
 
 
 def every_cut(layers: int, stages: int) -> Iterator[tuple[range, ...]]:
@@ -161,3 +164,38 @@ def test_what_a_split_backward_pass_cannot_do(data: int, context: int, schedule:
 def test_a_tied_weight_takes_memory_on_both_its_ranks() -> None:
     tied, apart = (analysed(model=gpt_model(vocab=1024, tie=tie)) for tie in (True, False))
     assert [cost.memory.parameters for cost in tied.costs] == [cost.memory.parameters for cost in apart.costs]
+
+
+def test_a_pair_is_two_rows_of_a_stage() -> None:
+    """A limit has the cut compared with the account, whose figures are the plan's."""
+    job = load_text(
+        job_text(
+            model={"network": "gpt(layers = 4, width = 32, heads = 4, context = 24, vocab = 64)", "loss": "simpo()"},
+            data={"source": 'preferences("pairs.jsonl", tokenizer = "tokenizer")', "batch": 8},
+            devices={"cpus": 2},
+            parallelism={"pipeline": 2},
+            train={"steps": 5},
+        )
+    ).job
+    assert job is not None
+    tokens = TensorFact(shape=(24,), dtype="int64")
+    facts = Facts(source=SourceFacts(samples=100, input=tokens, target=tokens, vocab=64))
+    peaks = []
+    for limit in (None, 2**30):
+        analysis = Report().collect(analyse(replace(job, memory=MemorySpec(limit=limit)), facts))
+        assert analysis is not None
+        peaks.append([cost.memory.peak for cost in analysis.costs])
+    assert peaks[0] == peaks[1]
+
+
+def test_stages_are_cut_beside_an_expert_axis_that_does_not_fit() -> None:
+    job = make_job(
+        model=ModelSpec(network=s.GPT(layers=4, width=32, heads=4, context=24, vocab=64), loss=c.CrossEntropy()),
+        data=DataSpec(source=c.Synthetic(samples=100, context=24, vocab=64), batch=8),
+        devices=DevicesSpec(cpus=4, backend="shared_memory"),
+        parallelism=ParallelismSpec(pipeline=2, expert=4),
+        memory=MemorySpec(limit=2**30),
+    )
+    report = Report()
+    assert report.collect(analyse(job, Facts())) is None
+    assert "E0450" in [found.code for found in report.errors]
