@@ -12,6 +12,7 @@ from dslc.compiler.model.layers import activation_of, added, wants_numbers, want
 from dslc.compiler.model.operation_counts import LLAMA3_SCALING, ROTATION, WINDOW
 from dslc.compiler.model.tape import Tape, argument_spans, layer
 from dslc.compiler.model.value import Value
+from dslc.compiler.placement.shares import divisors
 from dslc.dsl.diagnostics import division
 from dslc.dsl.language import layers as s
 from dslc.dsl.language.registry import Call
@@ -58,14 +59,15 @@ def _separate(spec: s.Attention, x: Value, t: Tape) -> Value:
     width, spans = x.shape[1], argument_spans(spec)
     head, kv_heads = _head_dim(spec, x, t), spec.kv_heads if spec.kv_heads is not None else spec.heads
     if spec.heads % kv_heads:
-        divisors = [n for n in range(1, spec.heads + 1) if spec.heads % n == 0]
         t.fail(
             "E0222",
             f"{spec.heads} heads of queries cannot share {kv_heads} of keys and values",
             spec,
             "kv_heads",
             label=division(spec.heads, kv_heads),
-            help=remedy("a number that divides `heads`: ", either_argument(spec.span, "kv_heads", divisors, ", ")),
+            help=remedy(
+                "a number that divides `heads`: ", either_argument(spec.span, "kv_heads", divisors(spec.heads), ", ")
+            ),
         )
     _check_rotation(spec, head, t)
     arguments = {"rope_theta": spec.rope_theta, "rope_scaling": _scaling(spec.rope_scaling, spec, t)}
@@ -149,7 +151,7 @@ def _of_all_pieces(parts: Value, own_width: int, t: Tape, *, stacked: bool = Fal
 def _wants_heads(spec: Call, x: Value, t: Tape, heads: int) -> None:
     width = x.shape[-1]
     if width % heads:
-        close = sorted((h for h in range(1, width + 1) if width % h == 0), key=lambda h: abs(h - heads))[:2]
+        close = sorted(divisors(width), key=lambda h: abs(h - heads))[:2]
         t.fail(
             "E0207",
             f"{heads} heads cannot share a width of {width}",

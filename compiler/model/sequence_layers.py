@@ -6,10 +6,12 @@ A sequence is `(length, width)`.
 from __future__ import annotations
 
 from itertools import count
+from math import gcd
 
 from dslc.compiler.model.layers import added, wants_numbers, wants_sequence
 from dslc.compiler.model.tape import Tape, argument_spans, layer, unroll
 from dslc.compiler.model.value import Value, say
+from dslc.compiler.placement.shares import divisors
 from dslc.dsl.language import layers as s
 from dslc.dsl.language.registry import Call
 from dslc.dsl.remedy import either_argument, remedy, remove_at, set_argument
@@ -142,7 +144,7 @@ def patch_embedding(spec: s.PatchEmbedding, x: Value, t: Tape) -> Value:
         t.fail("E0201", f"`patch_embedding` works on (channels, height, width), and {x} comes in", spec)
     _, height, width = x.shape
     if height % spec.patch or width % spec.patch:
-        sides = [p for p in range(1, min(height, width) + 1) if height % p == 0 and width % p == 0]
+        sides = divisors(gcd(height, width))
         t.fail(
             "E0213",
             f"patches of {spec.patch} x {spec.patch} do not cover {x}",

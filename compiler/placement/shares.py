@@ -10,6 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from math import isqrt
+
+MOST_TRIED = 10_000  # as a divisor: each that is found gives a second one
+
+
+def divisors(number: int) -> list[int]:
+    """Returns the divisors of a number, in order. Of a number above `MOST_TRIED` squared some are left out."""
+    low = [n for n in range(1, min(isqrt(number), MOST_TRIED) + 1) if number % n == 0]
+    return sorted({*low, *(number // n for n in low)})
 
 
 def piece(count: int, parts: int, part: int) -> tuple[int, int]:

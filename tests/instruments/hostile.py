@@ -161,6 +161,15 @@ def _values() -> Iterator[tuple[str, str]]:
             "devices { cpus = 2 }\nparallelism { pipeline = 2, virtual_stages = 10**9, schedule = interleaved_1f1b }"
         ),
     )
+    images = "synthetic(samples = 1000, shape = [3, 2**61 - 1, 2**61 - 1], classes = 10)"
+    yield "a batch of no known pieces", written("parallelism { microbatches = auto }", batch="2**61 - 1")
+    yield "heads of a prime width", gpt(2).replace("width = 64", "width = 2**61 - 1")
+    yield "no patch", written(network="vit(layers = 1, width = 8, heads = 2, patch = 7)", source=images)
+    for heads in ("kv_heads = 7", "kv_heads = 4"):
+        many_heads = f"llama(layers = 1, width = 64, heads = 2**31, {heads}, head_dim = 2, hidden = 8, context = 32)"
+        cut = "devices { cpus = 3 }\nparallelism { tensor = 3 }"
+        tokens = "synthetic(vocab = 256, context = 32)"
+        yield f"2**31 heads, {heads}", written(cut, network=many_heads, source=tokens)
     yield "counts of nodes", written("devices { nodes = 1..100000 }")
     yield "no end of counts of nodes", written("devices { nodes = 1..10**18 }")
     yield "GPUs by number", written("devices { gpus = [" + many(20_000) + "] }")

@@ -15,6 +15,7 @@ from math import gcd
 
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.losses import mixtures
+from dslc.compiler.placement.shares import divisors
 from dslc.dsl.bounds import ACTIONS
 from dslc.dsl.language.blocks import SCHEDULES
 from dslc.dsl.language.calls import EveryNthBlock
@@ -68,7 +69,7 @@ class PlanSpace(Record):
     def _divisors(self, name: str, of: int) -> list[int]:
         if f"parallelism.{name}" not in self.fields:
             return [getattr(self.job.parallelism, name)]
-        return [n for n in range(1, of + 1) if of % n == 0]
+        return divisors(of)
 
     def sharding(self, axes: Axes) -> list[Sharding]:
         """Returns the values of `zero`, `replicas` and `expert`."""
@@ -81,7 +82,7 @@ class PlanSpace(Record):
         for zero in levels:
             copies: Collection[int] = [parallelism.replicas]
             if "parallelism.replicas" in self.fields:
-                copies = [n for n in range(1, data + 1) if data % n == 0] if zero else [1]
+                copies = divisors(data) if zero else [1]
             values += [(zero, n, experts) for n in copies for experts in self._expert_ranks(data // n)]
         return values
 
@@ -90,8 +91,7 @@ class PlanSpace(Record):
         if "parallelism.expert" not in self.fields:
             return [self.job.parallelism.expert]
         stacks = [mixture.experts for mixture in mixtures(self.job)]
-        most = gcd(ranks, *stacks) if stacks else 1
-        return [n for n in range(1, most + 1) if most % n == 0]
+        return divisors(gcd(ranks, *stacks) if stacks else 1)
 
     def pieces(self, axes: Axes) -> list[int | None]:
         """Returns the values of `microbatches`: the divisors of a data rank's share of a batch."""
@@ -99,12 +99,7 @@ class PlanSpace(Record):
             return [self.job.parallelism.microbatches]
         share = self.job.data.batch // (1 if self.job.parallelism.data_shares else axes[3])
         most = ACTIONS.most // (2 * axes[0])
-        return [n for n in self._pieces_of(share) if n <= most] or [1]
-
-    @staticmethod
-    def _pieces_of(share: int) -> list[int]:
-        low = [n for n in range(1, int(share**0.5) + 1) if share % n == 0]
-        return sorted({*low, *(share // n for n in low)})
+        return [n for n in divisors(share) if n <= most] or [1]
 
     def sequences(self, axes: Axes) -> list[bool | None]:
         """Returns the values of `sequence`: pieces cost no memory or traffic on GPUs, so there only the default."""

@@ -15,6 +15,7 @@ from dslc.compiler.model.model import ModelGraph
 from dslc.compiler.placement.draws import draws_by_sample
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.losses import mixtures
+from dslc.compiler.placement.shares import divisors
 from dslc.compiler.placement.tensor_plan import EXPERT_WIDTH, TensorPlan, needs_whole
 from dslc.compiler.rules.parallelism.tensor_plan import check_styles, report_scores, report_uneven
 from dslc.dsl.diagnostics import Diagnostic, Note, division
@@ -48,7 +49,7 @@ def check_tensor(
             yield from _report_heads(block, ranks, job)
         kv_heads = getattr(block, "kv_heads", None)
         if kv_heads is not None and kv_heads % ranks:
-            near = [n for n in range(1, block.heads + 1) if block.heads % n == n % ranks == 0]
+            near = [n for n in divisors(block.heads) if n % ranks == 0]
             help = f"`heads` and `kv_heads` that are multiples of {ranks}"
             if near:
                 help = remedy(set_argument(block.span, "kv_heads", near[0]))

@@ -8,9 +8,30 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dslc.compiler.placement.shares import deal, deal_within, equal_share_runs, largest, piece, pieces, share_runs
+from dslc.compiler.placement.shares import (
+    MOST_TRIED,
+    deal,
+    deal_within,
+    divisors,
+    equal_share_runs,
+    largest,
+    piece,
+    pieces,
+    share_runs,
+)
 
 COUNTS, PARTS = st.integers(0, 200), st.integers(1, 40)
+
+
+@given(st.integers(1, 5_000))
+def test_divisors_are_all_of_them(number: int) -> None:
+    assert divisors(number) == [n for n in range(1, number + 1) if number % n == 0]
+
+
+def test_divisors_of_a_very_large_number_are_found_at_once() -> None:
+    found = divisors(10**60)
+    assert found[:4] == [1, 2, 4, 5] and found[-1] == 10**60 and MOST_TRIED in found
+    assert divisors(2**61 - 1) == [1, 2**61 - 1]
 
 
 @given(COUNTS, PARTS)
