@@ -119,10 +119,10 @@ def _arguments(source: c.PictureSource, channels: int) -> Iterator[tuple[str, Sp
     transforms = source.augment or ()
     for number, each in enumerate(transforms):
         yield from _of_augmentation(each, channels)
-        later = transforms[number + 1 :]
-        if each.normalized and any(not other.normalized for other in later):
+        later = next((other for other in transforms[number + 1 :] if not other.normalized), None)
+        if each.normalized and later is not None:
             yield (
-                f"`{each.word}` works on normalised numbers, and `{later[0].word}` after it on a picture",
+                f"`{each.word}` works on normalised numbers, and `{later.word}` after it on a picture",
                 each.span,
                 _put_last(source, number),
             )
