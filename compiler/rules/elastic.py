@@ -43,7 +43,8 @@ def analyse_counts(
     for count in range(nodes.last, nodes.first - 1, -1):
         if told and reuse.enough and not all_of_them:
             break
-        told[count], analysis = Report(), None
+        told[count] = Report()
+        analysis: Analysis | None = None
         with suppress(TooManyErrors):  # the report of this count alone is full, and it has errors to yield
             analysis = told[count].collect(analyse(_of_count(job, count), facts, broken, reuse=reuse))
         if analysis is not None and not told[count].errors:
