@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -22,15 +23,12 @@ from dslc.compiler.cost.cost import rank_costs
 from dslc.compiler.cost.layer_bytes import kept_bytes
 from dslc.compiler.cost.optimizer_bytes import OptimizerBytes
 from dslc.compiler.cost.schedule_cost import microbatches_in_flight
-from dslc.compiler.ir.network_facts import OptimizerFacts
 from dslc.compiler.model.model import LayerNode, ModelGraph
 from dslc.compiler.placement.layout import Layout
 from dslc.compiler.placement.schedules import ScheduleTable
-from dslc.compiler.placement.sharding import sharding_of, trained
+from dslc.compiler.placement.sharding import trained
 from dslc.compiler.placement.shares import pieces
 from dslc.compiler.placement.staging import Staging, unsendable
-from dslc.compiler.placement.tensor_plan import TensorPlan
-from dslc.compiler.placement.workload import Workload
 from dslc.dsl.bounds import TRIED
 from dslc.dsl.diagnostics import Diagnostic, Findings, Note
 from dslc.dsl.language.job import JobSpec
@@ -47,20 +45,11 @@ SHOWN = 12  # layers that a message names, at most
 TRIES = 8  # cuts compared with the account; fewer for a large job
 
 
-def cut(
-    job: JobSpec,
-    layout: Layout,
-    model: ModelGraph,
-    workload: Workload | None = None,
-    schedule: ScheduleTable | None = None,
-    cuts: TensorPlan | None = None,
-    reuse: Reuse | None = None,
-    optimizer: OptimizerFacts | None = None,
-) -> Findings[Cut | None]:
+def cut(job: JobSpec, layout: Layout, model: ModelGraph, uncut: Staging | None, reuse: Reuse) -> Findings[Cut | None]:
     """Returns the layers of each stage, in order; None if it yields an error.
 
-    What is not known of `workload`, `schedule` and `cuts` sets no bound to a stage's memory. The work of the search is
-    added to the work of all analyses of the job.
+    `uncut` is the job with its schedule and no stages yet: without it nothing bounds a stage's memory. The work of the
+    search is added to the work of all analyses of the job.
     """
     stages = layout.sizes["pipeline"] * layout.virtual_stages
     layers = len(model.layers)
@@ -77,14 +66,9 @@ def cut(
         )
         return None
     if not isinstance(requested, tuple):
-        single_stage = (range(layers),)
-        return (
-            single_stage
-            if stages == 1
-            else _balanced(job, layout, model, stages, workload, schedule, cuts, reuse, optimizer)
-        )
+        return (range(layers),) if stages == 1 else _balanced(job, layout, model, stages, uncut, reuse)
     if len(requested) != stages or sum(requested) != layers:
-        likely = _balanced(job, layout, model, stages, workload, schedule, cuts, reuse, optimizer)
+        likely = _balanced(job, layout, model, stages, uncut, reuse)
         yield Diagnostic(
             "E0411",
             f"`parallelism.stages` names {plural(len(requested), 'stage')} with {plural(sum(requested), 'layer')} in "
@@ -124,45 +108,24 @@ def work(layer: LayerNode) -> int:
 # -------------------------------------------------------------------------------------------------------- balanced
 
 
-def _balanced(
-    job: JobSpec,
-    layout: Layout,
-    model: ModelGraph,
-    stages: int,
-    workload: Workload | None,
-    schedule: ScheduleTable | None,
-    cuts: TensorPlan | None,
-    reuse: Reuse | None,
-    optimizer: OptimizerFacts | None,
-) -> Cut:
+def _balanced(job: JobSpec, layout: Layout, model: ModelGraph, stages: int, uncut: Staging | None, reuse: Reuse) -> Cut:
     costs = tuple(work(layer) for layer in model.layers)
     ranges = _runs(job, model)
     fastest = _fastest(costs, stages, ranges)
     limit = job.memory.limit or layout.hardware.memory
-    if limit is None or workload is None or schedule is None or cuts is None:
+    if limit is None or uncut is None or uncut.schedule is None:
         return fastest
-    needs = _needs(job, layout, model, workload, schedule, optimizer)
+    needs, schedule = _needs(uncut, uncut.schedule), uncut.schedule
     candidate: Cut | None = fastest
     excess: list[float] | None = None  # memory of each stage in the account besides its needs
     work_of_a_try = layout.work(len(costs))
     for _ in range(max(1, min(TRIES, TRIED.most // 4 // work_of_a_try))):
         if candidate is None:
             break
-        if reuse:
-            reuse.spent += work_of_a_try // 4
-        staging = Staging(
-            job=job,
-            layout=layout,
-            workload=workload,
-            model=model,
-            cuts=cuts,
-            stages=candidate,
-            schedule=schedule,
-            optimizer=optimizer,
-        )
+        reuse.spent += work_of_a_try // 4
+        staging = replace(uncut, stages=candidate)
         costs_of_cut = rank_costs(staging)
-        if reuse:
-            reuse.keep_costs(staging, costs_of_cut)
+        reuse.keep_costs(staging, costs_of_cut)
         peaks = [cost.memory.peak for cost in costs_of_cut]
         if max(peaks) <= limit:
             return candidate
@@ -211,20 +174,13 @@ def _runs(job: JobSpec, model: ModelGraph) -> tuple[range, ...]:
     return tuple(ranges)
 
 
-def _needs(
-    job: JobSpec,
-    layout: Layout,
-    model: ModelGraph,
-    workload: Workload,
-    schedule: ScheduleTable,
-    optimizer: OptimizerFacts | None,
-) -> Needs:
+def _needs(staging: Staging, schedule: ScheduleTable) -> Needs:
     """Returns a stage's memory that grows with its layers: its state, and the activations of its micro-batches in
     flight.
     """
-    sharding = sharding_of(job, layout)
-    state = OptimizerBytes(job, optimizer, model).of_a_number() / sharding.shards + 8  # with parameter and gradient
-    samples = workload.microbatch / layout.sizes["context"]
+    job, model, shards = staging.job, staging.model, staging.sharding.shards
+    state = OptimizerBytes(job, staging.optimizer, model).of_a_number() / shards + 8  # with parameter and gradient
+    samples = staging.workload.microbatch / staging.layout.sizes["context"]
     parameters = [sum(q.count for q in layer.parameters) for layer in model.of_a_rank]
     sizes = [samples * size for size in kept_bytes(job, model, model.of_a_rank)]
     states = [0.0, *itertools.accumulate(state * count for count in parameters)]

@@ -18,7 +18,7 @@ from dslc.compiler.ir.facts import Facts, SourceFacts
 from dslc.compiler.model.model import ModelGraph, share_out_traced
 from dslc.compiler.model.opaque import made_by_parts, opaque
 from dslc.compiler.placement.layout import Layout, lay_out, warn_of_unknown_count
-from dslc.compiler.placement.schedules import table
+from dslc.compiler.placement.schedules import ScheduleTable, table
 from dslc.compiler.placement.staging import Staging
 from dslc.compiler.placement.tensor_plan import TensorPlan, tensor_plan
 from dslc.compiler.placement.workload import measure_out
@@ -73,28 +73,18 @@ def analyse(
 
 def _analysis(known: KnownFacts, reuse: Reuse) -> Findings[Analysis | None]:
     """Returns the analysis; None if too little is known, or if it yields an error."""
-    job, layout, workload, model, cuts = known.job, known.layout, known.workload, known.model, known.cuts
+    job, layout, workload, model = known.job, known.layout, known.workload, known.model
     pipeline = yield from _pipeline(known, reuse)
-    uneven = (layout is not None and not fits_data_axis(job, layout, model)) or (cuts and cuts.uneven)
+    uneven = (layout is not None and not fits_data_axis(job, layout, model)) or (known.cuts and known.cuts.uneven)
     if layout is None or workload is None or uneven or (model is not None and pipeline is None):
         return None
     costs: tuple[RankCost, ...] = ()
-    staging = None
-    if model is not None and pipeline is not None and cuts is not None:
-        staging = Staging(
-            job=job,
-            layout=layout,
-            workload=workload.in_rows(job.data.rows),
-            model=model,
-            cuts=cuts,
-            stages=pipeline.stages,
-            schedule=pipeline.schedule,
-            optimizer=known.facts.optimizer,
-        )
+    staging = _staging(known, pipeline.stages, pipeline.schedule) if pipeline is not None else None
+    if staging is not None:
         if isinstance(job.memory.recompute, RecomputeBudget):
             job = choose_recomputation(staging)
             staging = replace(staging, job=job)
-            reuse.spent += SEARCH * layout.work(len(model.layers))
+            reuse.spent += SEARCH * layout.work(len(staging.model.layers))
         costs = reuse.costs(staging)
     return Analysis(
         job=job,
@@ -106,6 +96,22 @@ def _analysis(known: KnownFacts, reuse: Reuse) -> Findings[Analysis | None]:
         costs=costs,
         staging=staging,
         facts=known.facts,
+    )
+
+
+def _staging(known: KnownFacts, stages: tuple[range, ...], schedule: ScheduleTable | None) -> Staging | None:
+    """Returns the job with its model in these stages; None if too little is known."""
+    if known.layout is None or known.workload is None or known.model is None or known.cuts is None:
+        return None
+    return Staging(
+        job=known.job,
+        layout=known.layout,
+        workload=known.workload.in_rows(known.job.data.rows),
+        model=known.model,
+        cuts=known.cuts,
+        stages=stages,
+        schedule=schedule,
+        optimizer=known.facts.optimizer,
     )
 
 
@@ -268,7 +274,7 @@ def _pipeline(known: KnownFacts, reuse: Reuse) -> Findings[PipelinePlan | None]:
     if not (yield from passes(pipeline_rules.check_size(job, layout, len(model.layers)))):
         return None
     if ranks == 1:
-        whole = yield from cut(job, layout, model)
+        whole = yield from cut(job, layout, model, None, reuse)
         return PipelinePlan(model=model, stages=whole, schedule=None) if whole else None
     if pipeline_rules.has_piece_fault(model) or not (yield from passes(pipeline_rules.check_traced(job, model))):
         return None
@@ -276,9 +282,8 @@ def _pipeline(known: KnownFacts, reuse: Reuse) -> Findings[PipelinePlan | None]:
     filled = ranks * virtual <= len(model.layers)
     schedule = table(job.parallelism.schedule, ranks, microbatches, virtual) if fine and filled else None
     # The memory of a stage is known where the ranks of the data axis can share the model out (E0403, E0450).
-    workload = known.workload if fits_data_axis(job, layout, model) else None
-    rows = workload.in_rows(job.data.rows) if workload is not None else None
-    stages = yield from cut(job, layout, model, rows, schedule, known.cuts, reuse, known.facts.optimizer)
+    uncut = _staging(known, (), schedule) if fits_data_axis(job, layout, model) else None
+    stages = yield from cut(job, layout, model, uncut, reuse)
     if stages is None or schedule is None:
         return None
     yield from pipeline_rules.check_stages(job, layout, model, stages, schedule)
