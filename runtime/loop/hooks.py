@@ -33,6 +33,7 @@ from dslc.runtime.checkpoint.custom_optimizer_state import pack, unpack
 from dslc.runtime.data.batches import StepBatch
 from dslc.runtime.measure.copy_digests import bit_sums
 from dslc.runtime.measure.replica_check import FIRST
+from dslc.runtime.process.error_text import causes
 from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.records import Record
 from dslc.runtime.process.user_code import UserObject, load_function
@@ -353,14 +354,13 @@ _OF_SERVICE = re.compile(
 _BUSY = (408, 425, 429)  # status codes of HTTP that ask to come back
 
 
-def is_of_service(error: BaseException | None) -> bool:
+def is_of_service(error: BaseException) -> bool:
     """True if an exception says, or follows from one that says, that a service or a file cannot be used."""
-    while error is not None:
-        status = _http_status(error)
-        named = any(_OF_SERVICE.fullmatch(error_type.__name__) for error_type in type(error).__mro__)
-        if isinstance(error, OSError) or named or status >= 500 or status in _BUSY:
+    for cause in causes(error, contexts=True):
+        status = _http_status(cause)
+        named = any(_OF_SERVICE.fullmatch(error_type.__name__) for error_type in type(cause).__mro__)
+        if isinstance(cause, OSError) or named or status >= 500 or status in _BUSY:
             return True
-        error = error.__cause__ or error.__context__
     return False
 
 

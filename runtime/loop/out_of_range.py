@@ -24,6 +24,7 @@ from dslc.runtime.data.sampler import micro_batches, split_indices, steps_per_ep
 from dslc.runtime.data.samples import Splits, first_out_of_range
 from dslc.runtime.data.splits import sample_name
 from dslc.runtime.loop import evaluate
+from dslc.runtime.process.error_text import causes, error_text
 
 _INDEX = re.compile(r"out of (bounds|range)|device-side assert|[Cc]lass values|invalid for input of size", re.ASCII)
 
@@ -38,10 +39,9 @@ def explain(error: BaseException, job: JobProgram, place: RankPlace, splits: Spl
         ),
         "",
     )
-    while error.__cause__ is not None:
-        error = error.__cause__
+    *_, error = causes(error)
     outputs, about = job.data.arguments.get("outputs"), isinstance(error, IndexError | RuntimeError)
-    if outputs is None or step == 0 or not about or not _INDEX.search(str(error)):
+    if outputs is None or step == 0 or not about or not _INDEX.search(error_text(error)):
         return
     if job.data.stream is not None and not split:  # which would be read again from its beginning
         return

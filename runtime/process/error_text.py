@@ -1,6 +1,10 @@
-"""The text of an exception: a user's own may be endless, or raise instead of giving a text."""
+"""The text of an exception, and the exceptions behind it. A user's own may have an endless text, or none, or be its own
+cause.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 READ = 20_000  # letters of an exception's text that are read at most
 _WIDE = 400  # letters of a line in a message
@@ -12,6 +16,18 @@ def error_text(error: BaseException) -> str:
         return str(error)[:READ]
     except Exception:  # a user's own class whose `__str__` fails
         return ""
+
+
+def causes(error: BaseException, *, contexts: bool = False) -> Iterator[BaseException]:
+    """Yields an exception and the exceptions that it was raised from, each once: `raise error from error` makes a ring.
+    `contexts`: also those that were handled when it was raised.
+    """
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        yield cause
+        seen.add(id(cause))
+        cause = cause.__cause__ or (cause.__context__ if contexts else None)
 
 
 def narrow(line: str) -> str:

@@ -38,7 +38,7 @@ from dslc.compiler.facts.untrusted_files import open_file
 from dslc.compiler.ir.codec import from_json
 from dslc.compiler.ir.number_text import byte_text, path_text
 from dslc.compiler.ir.program import JobProgram, ModuleStep
-from dslc.runtime.process.error_text import READ, error_text, narrow
+from dslc.runtime.process.error_text import READ, causes, error_text, narrow
 from dslc.runtime.process.frame_ownership import is_ours, is_pythons, is_torchs
 from dslc.runtime.process.job_line import during, line_of
 from dslc.runtime.process.lifetime import signal_name
@@ -219,11 +219,11 @@ def _of_storage(error: BaseException, folders: Iterable[str]) -> tuple[str, ...]
 
 def _cause(error: BaseException) -> BaseException:
     """Unwraps the error in which torch's pipeline puts an exception: it names the place and hides the reason."""
-    while error.__cause__ is not None:
+    for cause in causes(error):
+        error = cause
         frames = traceback.extract_tb(error.__traceback__)
         if not frames or not frames[-1].filename.startswith(_STAGES):
             break
-        error = error.__cause__
     return error
 
 

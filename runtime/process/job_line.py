@@ -13,6 +13,8 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
+from dslc.runtime.process.error_text import causes
+
 _MARK, _DURING = "_dslc_line", "_dslc_during"
 
 T = TypeVar("T")
@@ -67,10 +69,5 @@ def during(error: BaseException) -> str:
 
 
 def _mark_of(error: BaseException, mark: str) -> str:
-    seen: BaseException | None = error
-    while seen is not None:
-        found = vars(seen).get(mark, "")
-        if found:
-            return str(found)
-        seen = seen.__cause__
-    return ""
+    marks = (vars(cause).get(mark, "") for cause in causes(error))
+    return next((str(found) for found in marks if found), "")

@@ -19,6 +19,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from dslc.runtime.process.error_text import causes
+
 if TYPE_CHECKING:
     import torch
 
@@ -46,14 +48,7 @@ class VisionLibraryError(ImportError):
 
 def true_cause(error: BaseException) -> BaseException:
     """Returns the VisionLibraryError that an exception follows from, else the exception itself."""
-    cause: BaseException | None = error
-    seen: set[int] = set()
-    while cause is not None and id(cause) not in seen:
-        if isinstance(cause, VisionLibraryError):
-            return cause
-        seen.add(id(cause))
-        cause = cause.__cause__ or cause.__context__
-    return error
+    return next((cause for cause in causes(error, contexts=True) if isinstance(cause, VisionLibraryError)), error)
 
 
 class _Loader:

@@ -64,6 +64,16 @@ def test_an_exception(launcher: Launcher, tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "weights.safetensors").exists()
 
 
+def test_an_exception_that_is_its_own_cause(launcher: Launcher, tmp_path: Path) -> None:
+    again = """
+        try:
+            raise ValueError('wrong')
+        except ValueError as error:
+            raise error from error"""
+    _, message = fail(launcher, tmp_path, again)
+    assert "training failed on rank 1 at step 3" in message and "  ValueError: wrong" in message
+
+
 def test_an_error_of_torch_over_the_users_own_lines(launcher: Launcher, tmp_path: Path) -> None:
     _, message = fail(launcher, tmp_path, "return self.linear(torch.zeros(2, 3))")
     assert "  RuntimeError: " in message and "mat1 and mat2 shapes cannot be multiplied (2x3 and 64x10)" in message

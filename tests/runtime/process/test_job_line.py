@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import networkx
 import pytest
@@ -11,8 +12,12 @@ import torch
 from helpers.paths import ROOT
 
 import dslc
+from dslc.runtime.loop import out_of_range
+from dslc.runtime.loop.hooks import is_of_service
 from dslc.runtime.process import frame_ownership
+from dslc.runtime.process.failure import message_of
 from dslc.runtime.process.job_line import line_of, mark_errors, mark_item_errors
+from dslc.runtime.process.vision_library import true_cause
 
 
 class Closed(Exception):
@@ -40,6 +45,15 @@ def test_a_line_is_that_of_the_cause() -> None:
         raise cause
     error.__cause__ = cause
     assert line_of(error) == "job.plt:1:1"
+
+
+def test_an_exception_that_is_its_own_cause_is_read_once() -> None:
+    ring = RuntimeError("index out of range")
+    ring.__cause__ = ring  # as `raise error from error` does
+    job = SimpleNamespace(data=SimpleNamespace(arguments={}))
+    out_of_range.explain(ring, job, None, None, 1)  # type: ignore[arg-type]
+    assert line_of(ring) == "" and message_of(ring) == "RuntimeError: index out of range"
+    assert not is_of_service(ring) and true_cause(ring) is ring
 
 
 def test_items_are_made_for_a_line_and_used_for_none() -> None:
