@@ -29,6 +29,7 @@ from dslc.compiler.trace.structures import Structure
 from dslc.runtime.model.losses import classes_last, match_target, wide, wide_tensors
 from dslc.runtime.process.job_line import mark_errors
 from dslc.runtime.process.random_numbers import begin_step, preserve_generators
+from dslc.runtime.process.records import name_fault
 from dslc.runtime.process.user_code import UserObject, load_function
 from dslc.runtime.process.vision_library import let_torchvision_load
 
@@ -326,17 +327,22 @@ def _as_scores(output: Tensor, target: Tensor, loss: LossStep) -> tuple[Tensor, 
 def _values(name: str, metric_result: object) -> dict[str, Value]:
     """Returns the result of a `compute` as plain numbers. Raises MetricError."""
     if isinstance(metric_result, Mapping):
-        return {f"{name}.{key}": _plain(value) for key, value in metric_result.items()}
-    return {name: _plain(metric_result)}
+        values = {f"{name}.{key}": _plain(value) for key, value in metric_result.items()}
+    else:
+        values = {name: _plain(metric_result)}
+    for value_name in values:
+        if fault := name_fault(value_name):
+            raise MetricError(f"its result {value_name!r} needs another name: {fault}")
+    return values
 
 
 def _plain(value: object) -> Value:
-    if isinstance(value, Tensor):
+    if hasattr(value, "tolist"):  # torch's and numpy's
         value = value.tolist()
-    if hasattr(value, "item"):  # numpy's
-        value = value.item()
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, bool):  # records take numbers alone
+        return int(value)
     if not isinstance(value, int | float):
         raise MetricError(f"`compute` gives a {type(value).__name__}, and should give a number, or a dict of numbers")
     return value

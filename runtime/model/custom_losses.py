@@ -28,6 +28,7 @@ from dslc.compiler.trace.structures import Structure, tensors
 from dslc.runtime.model.errors import LossError
 from dslc.runtime.model.loss_state import load_loss
 from dslc.runtime.process.job_line import mark_errors
+from dslc.runtime.process.records import name_fault
 from dslc.runtime.process.user_code import load_function
 
 
@@ -101,7 +102,13 @@ class OwnSum:
             *parts, further = result
             result = parts[0] if len(parts) == 1 else tuple(parts)
         total, number = self._sum(result, target)
-        return LossCounts(total, number, {name: _over_samples(value, target) for name, value in further.items()})
+        return LossCounts(total, number, {self._named(n): _over_samples(value, target) for n, value in further.items()})
+
+    def _named(self, name: object) -> str:
+        """Returns the name of a further loss in a record."""
+        if fault := name_fault(str(name)):
+            raise LossError(f"{self._line}: the further loss {name!r} needs another name: {fault}")
+        return str(name)
 
     def _sum(self, result: Structure, target: Structure) -> tuple[Tensor, int | Tensor]:
         if isinstance(result, tuple | list) and len(result) == 2:

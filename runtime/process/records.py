@@ -147,6 +147,13 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def name_fault(name: str) -> str:
+    """Returns why a number of the user's cannot have this name in a record; "" if it can."""
+    if not name.isprintable():
+        return "a name in a record has no control characters"
+    return f"`{name}` is something else in each record" if name in _FACTS | {"loss", "lr", "skipped"} else ""
+
+
 def numbers(record: Record) -> Iterator[tuple[str, float | None]]:
     """Yields name and value of each number of a record that describes the training, without lists of numbers."""
     for name, value in record.items():

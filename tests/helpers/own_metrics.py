@@ -133,6 +133,23 @@ class half_named:
         return self.right / self.seen
 
 
+class Hits:
+    """The number of hits, in the form that is asked for."""
+
+    states = {"hits": "sum"}  # noqa: RUF012
+
+    def __init__(self, form: str) -> None:
+        self.form, self.hits = form, torch.tensor(0)
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        self.hits = self.hits + (output.argmax(-1) == target).sum()
+
+    def compute(self) -> object:
+        hits = int(self.hits)
+        forms = {"yes or no": hits > 0, "list": [hits > 0], "array": np.array([1.0, 0.5]), "scalar": np.float32(0.5)}
+        return forms.get(self.form, {self.form: hits})
+
+
 def of_torchmetrics() -> object:
     """Returns a metric of torchmetrics that counts in a list of its own."""
     import torchmetrics

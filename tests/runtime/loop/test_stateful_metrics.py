@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -133,6 +134,21 @@ def test_what_does_not_add_up_is_refused(name: str, said: str) -> None:
     function, _, start = name.partition(" ")
     with pytest.raises(MetricError, match=said):
         try_out(own(function, **{"start": start} if start else {}), KEPT, in_two())
+
+
+@pytest.mark.parametrize("form, result", [("yes or no", 1), ("list", [1]), ("array", [1.0, 0.5]), ("scalar", 0.5)])
+def test_a_result_is_a_number_of_a_record_in_each_form(form: str, result: object) -> None:
+    output, target = sequences()
+    metric = StatefulMetric(own("Hits", form=form), KEPT)
+    metric.update(output, target)
+    assert json.dumps(metric.result([metric.states()])) == json.dumps({"Hits": result})
+
+
+@pytest.mark.parametrize("name, form", [("Hits", "a\nb"), ("step", "yes or no"), ("loss", "scalar")])
+def test_a_result_with_the_name_of_another_number_is_refused(name: str, form: str) -> None:
+    function = PythonFunction(function="own_metrics:Hits", arguments={"form": form}, folder=str(HELPERS))
+    with pytest.raises(MetricError, match="needs another name"):
+        try_out(MetricStep(kind="python", name=name, python=function), KEPT, in_two())
 
 
 def in_two() -> list[tuple[Tensor, Tensor]]:

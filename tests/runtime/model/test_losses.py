@@ -208,6 +208,13 @@ def test_the_loss_of_a_model_is_the_one_number_in_a_tuple(output: Any, expected:
     assert set(found.further) == ({"size"} if isinstance(output[-1], dict) else set())
 
 
+@pytest.mark.parametrize("name", ["step", "loss", "lr", "a\x1b[31m"])
+def test_a_further_loss_with_the_name_of_another_number_is_refused(name: str) -> None:
+    own = OwnSum(LossStep(kind="own", arguments={"mean_of": None, "ignore": -100, "shift": 0}, counts="own"))
+    with pytest.raises(LossError, match=r"the further loss '.*' needs another name"):
+        own.count_losses((LOSS, {name: LOSS}), {"labels": torch.zeros(4, 3)})
+
+
 @pytest.mark.parametrize(
     ("output", "reason"),
     [
