@@ -66,7 +66,7 @@ from dslc.runtime.measure import collectives
 from dslc.runtime.measure.slow_steps import compared_phases, median_phases
 from dslc.runtime.measure.track_memory import KINDS, Tracker
 from dslc.runtime.parallel.expert_parallel import row_records
-from dslc.runtime.process.records import REPORT, REPORT_VERSION, SHARES, SKIPPED, Record, read_metrics
+from dslc.runtime.process.records import REPORT, REPORT_VERSION, SHARES, SKIPPED, Record, readable_records
 from dslc.runtime.step.assemble import TrainingComponents
 
 Exchanged = tuple[str, int, int]  # operation, count, bytes
@@ -250,7 +250,7 @@ def write_report(run_dir: str, plan: PlanView, job: JobProgram, steps: int) -> R
         "step_time": {
             "predicted": plan.step_time,
             "source": plan.step.source if plan.step else None,
-            "measured": step_time(read_metrics(run_dir)),
+            "measured": step_time([record for record in readable_records(run_dir) if "seconds" in record]),
             "calibrate": job.calibrate,
         },
         "shares": _shares(run_dir, job),

@@ -94,6 +94,8 @@ class Watch:
                 record = parse_record(line.encode())
             except ValueError:
                 continue  # cut off when the disk was full, or written by another
+            if "seconds" not in record:
+                continue  # written by another
             self._last[record["split"]] = record
             self._beat.step_time = sum(phases_of(record).values()) or self._beat.step_time
             with self._screened():

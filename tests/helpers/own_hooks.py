@@ -205,7 +205,8 @@ class Forges:
 
     def after_step(self, context: Any) -> None:
         odd: tuple[Any, ...] = ("x", [[]], {"a": "x"}, None, True, -1, 1 << 70)
-        lines = [b'{"a":' * 100_000, b"\xff", b"[]", b"9" * 5000, b"x" * (3 << 20)]
+        lines = [b'{"step": 1, "split": "train", "loss": 1.0}', b'{"step": 1, "split": "other"}']
+        lines += [b'{"a":' * 100_000, b"\xff", b"[]", b"9" * 5000, b"x" * (3 << 20)]
         for value in odd:
             for name in ("step", "split", "seconds", "loss", "\x1b[31m"):
                 line = {"step": 1, "split": "train", "seconds": 1.0, "samples": 1, "loss": 1.0, name: value}

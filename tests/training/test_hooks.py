@@ -13,6 +13,7 @@ from helpers.paths import HELPERS
 from helpers.trained import Trained, ready, train_job
 
 from dslc.jobs.check_job import check_one
+from dslc.jobs.prepare_run import report_on
 from dslc.runtime.hosts.connection import listen
 from dslc.runtime.loop.hooks import is_of_service
 from dslc.runtime.process.failure import Failure, describe
@@ -177,6 +178,7 @@ def test_lines_of_another_in_the_records_end_no_training(launcher: Launcher, tmp
     outcome, shown = launcher.launch(made.program, made.places, tmp_path / "run")
     assert outcome is not None and outcome.failure is None and outcome.steps == 4, shown
     assert "\x1b" not in shown and "Traceback" not in shown and "step 4/4" in shown, shown
+    assert report_on(made, str(tmp_path / "run"), 4)["steps"]["done"] == 4
 
 
 def test_a_request_that_is_wrong_ends_the_training(launcher: Launcher, tmp_path: Path, job: Path) -> None:
