@@ -127,9 +127,10 @@ def _address_here() -> str:
 def address_of(name: str) -> str:
     try:
         candidates = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for a part of a name that is empty or too long
+        reason = error.strerror if isinstance(error, OSError) else "no host can have such a name"
         raise RendezvousError(
-            f"the name of the rendezvous, `{name}`, does not resolve on {socket.gethostname()} ({error.strerror}): "
+            f"the name of the rendezvous, `{name}`, does not resolve on {socket.gethostname()} ({reason}): "
             "give the first host's name or address as this host knows it"
         ) from error
     address: str = sorted(candidates, key=lambda candidate: candidate[0] != socket.AF_INET)[0][4][0]  # type: ignore[assignment]

@@ -22,7 +22,7 @@ from dslc.runtime.hosts.connection import PORT, Connection, interface_of, listen
 from dslc.runtime.hosts.launcher_group import LauncherGroup, meet, require_same_value, shared
 from dslc.runtime.hosts.messages import Message
 from dslc.runtime.hosts.rendezvous import Rendezvous, StopRequestedError
-from dslc.runtime.hosts.rendezvous_address import FileEndpoint, RendezvousError
+from dslc.runtime.hosts.rendezvous_address import FileEndpoint, RendezvousError, address_of
 from dslc.runtime.hosts.rendezvous_protocol import HostLeftError, RendezvousPlace, _as_many, wait_for_hosts
 from dslc.runtime.hosts.run_secret import RunSecret
 from dslc.runtime.launchers.torchrun import StoreEndpoint
@@ -197,6 +197,8 @@ def test_a_welcome_with_a_place_that_is_none_is_refused(changed: Message) -> Non
 
 
 def test_a_name_that_does_not_resolve_is_said_at_once() -> None:
+    with pytest.raises(RendezvousError, match=r"`no..such`, does not resolve on .* \(no host can have such a name\)"):
+        address_of("no..such")
     with pytest.raises(RendezvousError, match=r"`no-such-host.invalid`, does not resolve"):
         meet(Rendezvous("no-such-host.invalid", 2, {}, 600))
 
