@@ -42,7 +42,7 @@ EVALUATION = "evaluation.json"
 
 
 class OutputError(RuntimeError):
-    """The outputs of a model do not make one array."""
+    """The outputs of a model do not make one array of real numbers."""
 
 
 def work_off(job: JobProgram, place: RankPlace, parts: TrainingComponents, splits: Splits, run_dir: str) -> None:
@@ -94,6 +94,9 @@ def _rows(output: object, samples: int) -> dict[str, NDArray[np.generic]]:
     rows = {}
     for name, tensor in named_tensors(output).items():
         if tensor.shape[:1] == (samples,):
+            if tensor.is_complex():
+                part = f"`{name}` of the output has" if name else "the output has"
+                raise OutputError(f"{part} complex numbers, and a prediction holds real ones: `torch.view_as_real`")
             wide = tensor.float() if tensor.is_floating_point() else tensor
             rows[f"output.{name}" if name else "output"] = wide.cpu().numpy()
     if not rows:
