@@ -75,6 +75,9 @@ class Context:
     def __dir__(self) -> list[str]:
         return sorted(self._values)
 
+    def __reduce__(self) -> tuple[type[Context], tuple[dict[str, object]]]:
+        return Context, (dict(self._values),)  # a copy keeps the values of its moment
+
 
 class _AloneCheck:
     """Finds that a hook of one rank alone changes the model: by digests around calls, in steps 1, 2, 4, …"""

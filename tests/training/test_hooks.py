@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from helpers.trained import Trained, ready, train_job
 from dslc.jobs.check_job import check_one
 from dslc.jobs.prepare_run import report_on
 from dslc.runtime.hosts.connection import listen
-from dslc.runtime.loop.hooks import is_of_service
+from dslc.runtime.loop.hooks import Context, is_of_service
 from dslc.runtime.process.failure import Failure, describe
 
 JOB = """
@@ -179,6 +181,14 @@ def test_lines_of_another_in_the_records_end_no_training(launcher: Launcher, tmp
     assert outcome is not None and outcome.failure is None and outcome.steps == 4, shown
     assert "\x1b" not in shown and "Traceback" not in shown and "step 4/4" in shown, shown
     assert report_on(made, str(tmp_path / "run"), 4)["steps"]["done"] == 4
+
+
+def test_a_copy_of_a_context_keeps_its_values() -> None:
+    values: dict[str, object] = {"step": 3}
+    context = Context(values)
+    copies = copy.copy(context), pickle.loads(pickle.dumps(context))
+    values["step"] = 4
+    assert (context.step, *(each.step for each in copies)) == (4, 3, 3)
 
 
 def test_a_request_that_is_wrong_ends_the_training(launcher: Launcher, tmp_path: Path, job: Path) -> None:
