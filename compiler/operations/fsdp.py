@@ -130,8 +130,10 @@ def _gathers(place: Coordinate, weights: Mapping[str, Weights], shards: RankGrou
         row = list(row_without_pipeline(place.layout.microbatches, place.sharding.reshard, outputs_early=ahead))
     for stage, units in units_by_stage(place):
         stage_weights = {name: entry for name, entry in weights.items() if entry.stage == stage}
+        if not stage_weights:  # a stage without experts
+            continue
         repeated = _gathered_again(place, stage, units) if place.sharding.reshard else set()
-        has_experts = bool(stage_weights) and all(entry.experts > 1 for entry in stage_weights.values())
+        has_experts = all(entry.experts > 1 for entry in stage_weights.values())
         own = [unit for unit in units if unit.parameters and is_of_experts(place, unit) == has_experts]
         apart = [unit.name in repeated for unit in own]
         regathered_names = frozenset(

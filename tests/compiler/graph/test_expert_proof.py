@@ -175,6 +175,14 @@ def test_shares_of_experts_over_the_ranks_of_sequences(eight: Callable[..., Comp
     assert parameters[1] < parameters[0] / 4
 
 
+def test_a_stage_without_experts_gathers_none(eight: Callable[..., Compiled]) -> None:
+    """Four stages of two blocks: some have no experts."""
+    plan = eight("pipeline=2", "schedule=looped_bfs", "expert=2", "zero=3").graph
+    experts = {name: group.stage for name, group in plan.of_kind(Weights) if group.experts > 1}
+    gathered = {name for _, each in plan.of_kind(Collective) if each.gathers_parameters for name in each.weights}
+    assert experts.keys() <= gathered and len({*experts.values()}) == LAYERS
+
+
 def test_ranks_exchange_no_counts_of_routers_before_a_step(job: Callable[..., Compiled]) -> None:
     collectives = job("zero=0").graph.of_kind(Collective)
     assert not [action for _, action in collectives if action.carries is Payload.BUFFERS]
