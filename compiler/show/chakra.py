@@ -30,7 +30,7 @@ from dslc.compiler.graph.plan_graph import PlanGraph
 from dslc.compiler.ir.actions import OF_SAMPLES, Action, Collective, Message, MicrobatchAction, Payload, Update
 from dslc.compiler.ir.plan import PlanView, RankNode
 from dslc.compiler.ir.records import SharedWeight
-from dslc.compiler.show.describe import coordinates, entries_of
+from dslc.compiler.show.describe import axis_of, coordinates, entries_of
 from dslc.compiler.show.schedule import end_boxes, known_times, pass_rows
 from dslc.dsl.files import naming, write_file
 from dslc.dsl.record import Record, record
@@ -151,9 +151,7 @@ class ExecutionTraces:
             case Collective(is_message=True):
                 yield from self._shared_gradients(name, action, rank, place)
             case Collective() if action.when.steady:
-                base = rank - rank // action.stride % action.ranks * action.stride
-                ranks = tuple(base + n * action.stride for n in range(action.ranks))
-                group = self.groups.setdefault(ranks, str(len(self.groups)))
+                group = self.groups.setdefault(self._members(action, rank), str(len(self.groups)))
                 facts: dict[str, int | str] = {
                     "comm_type": _COLLECTIVES[action.operation],
                     "comm_size": self._bytes_of(action, rank),
@@ -171,6 +169,14 @@ class ExecutionTraces:
                 of_rank = sum(stages[stage] for stage in place.stages)
                 share = stages[action.stage] / of_rank if of_rank else 0
                 yield self._computation(name, place, str(action), round(flops * share * self._work_of(rank)))
+
+    def _members(self, action: Collective, rank: int) -> tuple[int, ...]:
+        """Returns the ranks of a collective that `rank` takes part in: runs of ranks that share a sequence, or single
+        ranks.
+        """
+        runs, apart = action.ranks // action.run, axis_of(self._view, "context").stride
+        first = rank - rank // action.stride % runs * action.stride - rank // apart % action.run * apart
+        return tuple(first + n * action.stride + m * apart for n in range(runs) for m in range(action.run))
 
     def _bytes_of(self, action: Collective, rank: int) -> int:
         return round(action.bytes * self._work_of(rank)) if action.carries in OF_SAMPLES else action.bytes

@@ -76,6 +76,7 @@ def test_the_files_have_the_field_numbers_of_the_schema(tmp_path: Path) -> None:
         ("gpt_cpu", ()),
         ("ddp2", ()),
         ("cluster", ()),
+        ("experts", ("devices.cpus=8", "parallelism.context=2", "parallelism.zero=3", "parallelism.expert=2")),
     ],
 )
 def test_messages_have_two_ends_and_collectives_all_members(job: str, settings: tuple[str, ...]) -> None:
