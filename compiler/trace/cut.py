@@ -196,12 +196,13 @@ def normalised_numbers(model: nn.Module, samples: int) -> Iterator[list[int]]:
     """
     sizes: list[int] = []
 
-    def note(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+    def note(module: nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]) -> None:
         if module.training:
-            sizes.append(args[0].numel() // args[0].shape[1] // samples)
+            input, *_ = *args, *kwargs.values()
+            sizes.append(input.numel() // input.shape[1] // samples)
 
     with ExitStack() as stack:
         for module in model.modules():
             if isinstance(module, AnyBatchNorm):
-                stack.callback(module.register_forward_pre_hook(note).remove)
+                stack.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
         yield sizes

@@ -576,3 +576,16 @@ def test_each_dtype_has_a_size() -> None:
     names = {name: each for name, each in vars(torch).items() if isinstance(each, torch.dtype)}
     known = {str(each).removeprefix("torch."): each.itemsize for each in names.values()}
     assert {name: known[name] for name in DTYPE_BYTES} == DTYPE_BYTES
+
+
+def test_a_batch_norm_may_get_its_input_by_name() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter, self.norm = nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(input=self.enter(x)).mean((2, 3))
+
+    facts = trace_model(Named, TensorFact(shape=(1, 4, 5), dtype="float32"))
+    assert facts.batch_norm and facts.batch_norm_values == 20
