@@ -253,18 +253,23 @@ def _changes(samples: UserValue, index: int, begin: Callable[[int], None]) -> bo
 
 
 def _same(one: UserValue, another: UserValue) -> bool:
-    """True if two samples have equal numbers."""
+    """True if two samples have equal numbers, and equal texts and other objects beside them."""
     import numpy as np
 
-    def parts(sample: UserValue) -> list[UserValue]:
-        numbers = (torch.Tensor, np.ndarray, np.generic, float, int)
-        leaves = flatten(sample)[0]
-        return [torch.as_tensor(leaf).nan_to_num() if isinstance(leaf, numbers) else leaf for leaf in leaves]
+    def number(leaf: UserValue) -> UserValue:
+        try:
+            return torch.as_tensor(leaf).nan_to_num()
+        except (TypeError, ValueError, RuntimeError):  # a text, also of numpy's, or an object of any other class
+            return leaf
 
     def is_equal(one: UserValue, another: UserValue) -> bool:
-        return torch.equal(one, another) if isinstance(one, torch.Tensor) else bool(one == another)
+        if type(one) is not type(another):
+            return False
+        if isinstance(one, torch.Tensor):
+            return torch.equal(one, another)
+        return np.array_equal(one, another) if isinstance(one, np.ndarray) else bool(one == another)
 
-    these, other_parts = parts(one), parts(another)
+    these, other_parts = ([number(leaf) for leaf in flatten(sample)[0]] for sample in (one, another))
     return len(these) == len(other_parts) and all(map(is_equal, these, other_parts))
 
 
