@@ -268,22 +268,40 @@ _OF_TORCH = frozenset(
 
 
 def set_inner_value(model: nn.Module, name: str, value: UserValue) -> None:
-    """Sets a value that `held_values` names and that an object or a container in an attribute holds."""
-    holder: UserValue = model
-    *path, last_key = name.split(".")
-    for part in path:
-        holder = _items(holder)[part] if isinstance(holder, dict | list | tuple | deque) else getattr(holder, part)
-    if isinstance(holder, dict):
-        holder[next(key for key in holder if str(key) == last_key)] = value
-    elif isinstance(holder, list | deque):
-        holder[int(last_key)] = value
+    """Sets a value that `held_values` names and that an object or a container in an attribute holds, or gets in a
+    forward pass.
+    """
+    holder, key = next(_holders(model, name), ((), ""))
+    if isinstance(holder, list | deque) and key == len(holder):
+        holder.append(value)
+    elif isinstance(holder, dict | list | deque):
+        holder[key] = value
     elif not isinstance(holder, tuple):
-        setattr(holder, last_key, value)
+        setattr(holder, key, value)
 
 
-def _items(holder: UserValue) -> dict[str, UserValue]:
-    pairs = dict.items(holder) if isinstance(holder, dict) else enumerate(holder)
-    return {str(key): value for key, value in pairs}
+def _holders(holder: UserValue, name: str) -> Iterator[tuple[UserValue, UserValue]]:
+    """Yields the object or container inside `holder` that holds the value called `name`, with its key, which may have
+    dots; then those that could hold it under a new key.
+    """
+    import torch
+
+    entries: dict[UserValue, UserValue]
+    if isinstance(holder, dict):
+        entries = dict(dict.items(holder))
+    elif isinstance(holder, list | tuple | deque):
+        entries = dict(enumerate(holder))
+    else:
+        children = holder.named_children() if isinstance(holder, torch.nn.Module) else ()
+        entries = getattr(holder, "__dict__", {}) | dict(children)
+    yield from ((holder, key) for key in entries if str(key) == name)
+    for key, inner in entries.items():
+        if name.startswith(f"{key}."):
+            yield from _holders(inner, name.removeprefix(f"{key}."))
+    if isinstance(holder, dict):
+        yield holder, name
+    elif name == str(len(entries)) and isinstance(holder, list | deque):
+        yield holder, len(entries)
 
 
 @contextmanager

@@ -449,3 +449,24 @@ class Dropping(nn.Module):
         x = self.enter(x)
         x = F.dropout(x, 0.1, training=self.training) if self.told else F.dropout(x, 0.1)
         return self.leave(x)
+
+
+class CountsInside(Path):
+    """Counts its calls in containers: under a key with dots, as names of parameters have, or in one that is empty."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(how)
+        self.named = {"blocks": 0, "blocks.0": 0}
+        self.table: dict[str, int] = {}
+        self.history: list[int] = []
+
+    def choose(self) -> int:
+        match self.how:
+            case "dotted":
+                self.named["blocks.0"] += 1
+                return self.named["blocks.0"] % 2
+            case "table":
+                self.table["calls"] = self.table.get("calls", 0) + 1
+                return self.table["calls"] % 2
+        self.history.append(1)
+        return len(self.history) % 2

@@ -81,6 +81,14 @@ def test_state_inside_of_an_attribute_is_known(how: str, attribute: tuple[str, s
     assert facts.varies and [(each.name, each.holds) for each in facts.attributes] == [attribute]
 
 
+@pytest.mark.parametrize(
+    ("how", "name"), [("dotted", "named.blocks.0"), ("table", "table.calls"), ("history", "history.0")]
+)
+def test_state_inside_of_a_container_is_known(how: str, name: str) -> None:
+    facts = tried(lambda: own.CountsInside(how))
+    assert facts.varies and (name, "a number") in [(each.name, each.holds) for each in facts.attributes]
+
+
 @pytest.mark.parametrize("how", ["drawn later", "counted later"])
 def test_draws_that_begin_after_some_steps_are_known(how: str) -> None:
     facts = tried(lambda: own.Path(how))
