@@ -11,6 +11,7 @@ Experts are those of a library's network, whose weights are stacked over them (c
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
@@ -90,7 +91,9 @@ def _blocks(model: nn.Module) -> set[str]:
 def _is_uncalled(module: nn.Module) -> bool:
     """True for a container without a forward pass, such as an `nn.ModuleList` or `nn.ModuleDict`."""
 
-    return type(module).forward is torch.nn.Module.forward
+    return (
+        inspect.getattr_static(type(module), "forward") is torch.nn.Module.forward
+    )  # a compiled class has a descriptor
 
 
 def _elements(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

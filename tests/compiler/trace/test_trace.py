@@ -589,3 +589,11 @@ def test_a_batch_norm_may_get_its_input_by_name() -> None:
 
     facts = trace_model(Named, TensorFact(shape=(1, 4, 5), dtype="float32"))
     assert facts.batch_norm and facts.batch_norm_values == 20
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_module_that_torch_has_traced_is_a_layer() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), torch.jit.trace(nn.Tanh(), torch.randn(2, 8)), nn.Linear(8, 3))
+
+    assert trace_model(make, TensorFact(shape=(4,), dtype="float32")).output.shape == (3,)
