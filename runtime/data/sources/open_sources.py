@@ -233,13 +233,15 @@ def _mapped(file: str, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Tens
 
 def _tensor(array: NDArray[np.generic]) -> Tensor:
     if _unknown_to_torch(array.dtype):
-        # Other byte orders, and the unsigned integers for which torch has few operations.
-        array = array.astype(np.int64 if array.dtype.kind == "u" else array.dtype.newbyteorder("="))
+        # Other byte orders, floats of more than 64 bits, and the unsigned integers for which torch has few operations.
+        wide = np.int64 if array.dtype.kind == "u" else np.float64 if array.dtype.itemsize > 8 else None
+        array = array.astype(wide or array.dtype.newbyteorder("="))
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
 def _unknown_to_torch(dtype: np.dtype[np.generic]) -> bool:
-    return not dtype.isnative or dtype.name in ("uint16", "uint32", "uint64")
+    is_long = dtype.kind == "f" and dtype.itemsize > 8
+    return is_long or not dtype.isnative or dtype.name in ("uint16", "uint32", "uint64")
 
 
 def _python(step: DataStep) -> Samples | tuple[Samples, ...]:

@@ -108,14 +108,14 @@ def test_the_standard_library_is_in_the_order_of_its_names() -> None:
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-@pytest.mark.parametrize("kind", ["f2", "f4", ">f8", "u1", "i2", ">i4", "u4", "u8", "?"])
+@pytest.mark.parametrize("kind", ["f2", "f4", ">f8", "u1", "i2", ">i4", "u4", "u8", "?", "g"])
 def test_arrays_of_any_kind(tmp_path: Path, save: Any, kind: str) -> None:
     values = np.random.default_rng(0).integers(0, 2 if kind == "?" else 100, (9, 3, 2)).astype(kind)
     labels = np.array([3, -100, 0, 1, 2, 2, 2, 0, 1], "i2")
     save(tmp_path / "a.npz", images=np.asfortranarray(values) if kind == "f4" else values, y=labels)
     arguments = {"file": str(tmp_path / "a.npz"), "input": "images", "target": "y"}
     inputs, targets = open_source(data_step("arrays", 9, arguments=arguments)).train.batch(torch.tensor([8, 1, 1]))
-    assert inputs.dtype == (torch.float32 if "f" in kind else torch.int64) and targets.dtype == torch.int64
+    assert inputs.dtype == (torch.float32 if values.dtype.kind == "f" else torch.int64) and targets.dtype == torch.int64
     np.testing.assert_array_equal(inputs.numpy(), values[[8, 1, 1]].astype(inputs.numpy().dtype))
     assert targets.tolist() == [1, -100, -100]
 
