@@ -1,7 +1,7 @@
 """`images`: a folder with one subfolder of images per class, decoded one by one when they are asked for.
 
 Model: classes are numbered in the order of the folders' names; the images of a class are in the order of their paths.
-Pillow opens each as RGB, and it is scaled to `size` x `size` (pictures.py). Numbers are 0 … 1, channels first, as from
+Pillow opens each as RGB, and it is scaled to `size` x `size` (images.py). Numbers are 0 … 1, channels first, as from
 torchvision's Resize, CenterCrop and ToTensor.
 
 Limits: each rank holds all paths, packed into one byte string (some 100 bytes an image).

@@ -46,7 +46,7 @@ class Rows:
         try:
             image = tables.picture_of(table.column(inputs[0]), mode)
             values = tables.values_of(table, targets, kind, shape, found["size"])
-        except (ValueError, OSError) as error:
+        except Exception as error:  # Pillow raises any exception for a damaged picture
             raise SourceError(f"{self.step.line}: {self.name}: {error}") from error
         return image, torch.from_numpy(values)[0]
 

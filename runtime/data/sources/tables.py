@@ -149,7 +149,7 @@ def _pictures(column: pa.Array, mode: str, shape: tuple[int, ...], size: int | N
 
 
 def picture_of(column: pa.Array, mode: str) -> Image.Image:
-    """Returns the picture (of Pillow) in the first row of a column. Raises ValueError if there is none, and OSError."""
+    """Returns the picture (of Pillow) in the first row of a column. Raises ValueError if it has none, and as Pillow."""
     value = _plain(column)[0].as_py()
     if value is None:
         raise ValueError("a row has no value")
@@ -200,7 +200,7 @@ def values_of(table: pa.Table, names: Columns, kind: str, shape: tuple[int, ...]
     for name in names:
         try:
             made.append(column_values(table.column(name), kind, shape if len(names) == 1 else (), size))
-        except (ValueError, OSError) as error:
+        except Exception as error:  # Pillow raises any exception for a damaged picture
             raise ValueError(f"column `{name}`: {error}") from error
     return made[0] if len(names) == 1 else np.stack(made, 1)
 

@@ -322,6 +322,29 @@ def test_rows_that_differ_from_the_first_are_named(tmp_path: Path, rows: Any, wo
         open_source(parquet_step(tmp_path)).train.batch(torch.tensor([0, 1]))
 
 
+def test_a_picture_in_a_table_that_cannot_be_decoded_is_told_with_its_column(tmp_path: Path) -> None:
+    import io
+    import struct
+    import zlib
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from PIL import Image
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    whole = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(whole, "png")
+    # A header that tells of more pixels than Pillow decodes: it raises an error that is no OSError.
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 40_000, 40_000, 8, 2, 0, 0, 0))
+    huge = b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
+    pq.write_table(pa.table({"x": [whole.getvalue(), huge], "y": [0, 1]}), tmp_path / "a.parquet")
+    rows = open_source(parquet_step(tmp_path)).train
+    with pytest.raises(SourceError, match=r"job.plt:9:3: .*a.parquet: column `x`: Image size"):
+        rows.batch(torch.tensor([0, 1]))
+
+
 # ------------------------------------------------------------------------------- how much is held, in any source
 
 GROWTH = """
