@@ -212,11 +212,8 @@ def _config(step: TransformersStep) -> tuple[Any, str]:
     if "num_labels" in arguments:
         values.pop("id2label", None)
         values.pop("label2id", None)
-    _check_names(kind(**values), step)
-    try:
-        config = kind(**(values | arguments))
-    except Exception as error:  # any kind, as above
-        raise TransformersError(f"the configuration cannot be made: {_line(error)}") from error
+    _check_names(_make_config(kind, values), step)
+    config = _make_config(kind, values | arguments)
     size = getattr(config, "vocab_size", None)
     if step.pad is not None and isinstance(size, int) and step.pad >= size:
         raise TransformersError(f"a vocabulary of {size} does not hold the padding, `data.pad = {step.pad}`")
@@ -227,6 +224,13 @@ def _config(step: TransformersStep) -> tuple[Any, str]:
             "neither the job nor its file says what it is for; `task = sequence_classification`, for example, does"
         )
     return config, step.kind
+
+
+def _make_config(kind: Callable[..., Any], values: dict[str, Any]) -> Any:
+    try:
+        return kind(**values)
+    except Exception as error:  # any kind, as above
+        raise TransformersError(f"the configuration cannot be made: {_line(error)}") from error
 
 
 def _check_names(config: Any, step: TransformersStep) -> None:
@@ -254,7 +258,7 @@ def _file(step: TransformersStep) -> dict[str, Any] | None:
         raise TransformersError(f"there is no {path}; nothing is fetched: `{fetch}` does it") from None
     except (OSError, ValueError) as error:
         raise TransformersError(f"{path} cannot be read as JSON: {_line(error)}") from error
-    if not isinstance(content, dict) or "model_type" not in content:
+    if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
         raise TransformersError(f"{path} has no `model_type`, so it is not a configuration of transformers")
     return content
 

@@ -160,10 +160,18 @@ def test_what_gives_no_model_is_said(made: TransformersStep, argument: str, mess
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", '{"vocab_size": 3}', '{"model_type": "nonesuch"}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[1]", '{"vocab_size": 3}', '{"model_type": ["gpt2"]}', '{"model_type": "nonesuch"}']
+)
 def test_files_that_are_no_configurations(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(TransformersError, match=r"config.json|nonesuch"):
+        build_transformers(step(str(tmp_path)))
+
+
+def test_a_file_with_a_value_of_another_type_is_told_whole(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_embd": "x"}')
+    with pytest.raises(TransformersError, match=r"configuration cannot be made: .*`?n_embd`?.*(int|str)"):
         build_transformers(step(str(tmp_path)))
 
 
