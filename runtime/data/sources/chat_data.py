@@ -22,9 +22,10 @@ import hashlib
 import itertools
 import os
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
 
 _ARRAYS = ("tokens", "counted", "starts")
 ANSWERS = "answers"  # as `train_on`: the source has pairs
+Render: TypeAlias = Callable[
+    [Any], list[RenderedConversation]
+]  # the rows of a conversation or a pair; [] if it is empty
 
 
 @dataclass
@@ -152,11 +156,8 @@ class _CountedTokens:
 
 def _prepare(arguments: Arguments, sets: Sequence[Iterable[Any]]) -> PreparedConversations:
     counts, rows = ConversationCounts(), _rows(arguments)
-    if rows > 1:
-        splits = [_render_pairs(arguments, _PairRenderer(arguments), pairs, counts) for pairs in sets]
-    else:
-        renderer = ConversationRenderer(arguments["tokenizer"], arguments["template"], arguments["train_on"])
-        splits = [_render(arguments, renderer, conversations, counts) for conversations in sets]
+    render = _pair_renderer(arguments) if rows > 1 else _conversation_renderer(arguments)
+    splits = [_render(arguments, render, items, counts) for items in sets]
     vocabulary = np.unique(np.concatenate([rendered.tokens for split in splits for rendered in split]))
     filler = _unused_token(vocabulary, load_tokenizer(arguments["tokenizer"]))
     packed = arguments["pack"] is not None
@@ -169,43 +170,50 @@ def _prepare(arguments: Arguments, sets: Sequence[Iterable[Any]]) -> PreparedCon
     return PreparedConversations(prepared, filler, vocab, digest.hexdigest()[:32], counts, rows)
 
 
-class _PairRenderer:
-    """Renders the two rows of a pair, of text or of messages."""
+def _conversation_renderer(arguments: Arguments) -> Render:
+    renderer = ConversationRenderer(arguments["tokenizer"], arguments["template"], arguments["train_on"])
 
-    def __init__(self, arguments: Arguments) -> None:
-        self._arguments = arguments
-        self._of_messages: ConversationRenderer | None = None
-        self._of_text: TextRenderer | None = None
+    def render(conversation: Conversation) -> list[RenderedConversation]:
+        return [renderer.render(conversation.messages, conversation.tools)] if conversation.messages else []
 
-    def render(self, pair: PreferencePair) -> list[RenderedConversation]:
-        """Raises ConversationError."""
+    return render
+
+
+def _pair_renderer(arguments: Arguments) -> Render:
+    """Returns the function that renders the two rows of a pair, of text or of messages."""
+    of_text = cache(lambda: TextRenderer(arguments["tokenizer"]))
+    of_messages = cache(lambda: ConversationRenderer(arguments["tokenizer"], arguments["template"], "all"))
+
+    def render(pair: PreferencePair) -> list[RenderedConversation]:
+        if not pair.chosen or not pair.rejected:
+            return []
         if isinstance(pair.prompt, str):
-            if self._of_text is None:
-                self._of_text = TextRenderer(self._arguments["tokenizer"])
-            answers = [answer for answer in (pair.chosen, pair.rejected) if isinstance(answer, str)]
-            return self._of_text.render_answers(pair.prompt, answers)
-        if self._of_messages is None:
-            self._of_messages = ConversationRenderer(self._arguments["tokenizer"], self._arguments["template"], "all")
+            texts = [answer for answer in (pair.chosen, pair.rejected) if isinstance(answer, str)]
+            return of_text().render_answers(pair.prompt, texts)
         messages = [answer for answer in (pair.chosen, pair.rejected) if not isinstance(answer, str)]
-        return self._of_messages.render_answers(pair.prompt, messages, pair.tools)
+        return of_messages().render_answers(pair.prompt, messages, pair.tools)
+
+    return render
 
 
-def _render_pairs(
-    arguments: Arguments, renderer: _PairRenderer, pairs: Iterable[PreferencePair], counts: ConversationCounts
+def _render(
+    arguments: Arguments, render: Render, items: Iterable[Any], counts: ConversationCounts
 ) -> list[_CountedTokens]:
-    """Returns the rows of a split's pairs whose answers both have a target, cut to the length of a row."""
+    """Returns the rows of a split's conversations or pairs, cut to the length of a row. A pair has two; a conversation
+    or pair counts if each of its rows has a target.
+    """
     length, shortest = arguments["context"], 0
     rows: list[_CountedTokens] = []
     earlier = counts.conversations
-    for pair in pairs:
+    for item in items:
         counts.conversations += 1
-        if not pair.chosen or not pair.rejected:
+        try:
+            rendered = render(item)
+        except ConversationError as error:
+            raise ConversationError(f"{item.place}: {error}", error.help, error.code, error.argument) from error
+        if not rendered:
             counts.empty += 1
             continue
-        try:
-            rendered = renderer.render(pair)
-        except ConversationError as error:
-            raise ConversationError(f"{pair.place}: {error}", error.help, error.code, error.argument) from error
         masks = [_targets_of(row) for row in rendered]
         if not all(mask[:length].any() for mask in masks):
             counts.without_target += 1
@@ -227,41 +235,6 @@ def _targets_of(row: RenderedConversation) -> NDArray[np.bool_]:
     counted = np.array(row.counted, np.bool_)
     counted[:1] = False  # nothing predicts the first token
     return counted
-
-
-def _render(
-    arguments: Arguments,
-    renderer: ConversationRenderer,
-    conversations: Iterable[Conversation],
-    counts: ConversationCounts,
-) -> list[_CountedTokens]:
-    """Returns the conversations of a split that have a target, cut to the length of a sequence."""
-    length, shortest = arguments["context"], 0
-    rendered: list[_CountedTokens] = []
-    earlier = counts.conversations
-    for conversation in conversations:
-        counts.conversations += 1
-        if not conversation.messages:
-            counts.empty += 1
-            continue
-        try:
-            conversation_tokens = renderer.render(conversation.messages, conversation.tools)
-        except ConversationError as error:
-            raise ConversationError(f"{conversation.place}: {error}", error.help, error.code, error.argument) from error
-        counted = _targets_of(conversation_tokens)
-        if not counted[:length].any():
-            counts.without_target += 1
-            if counted.any():
-                needed = int(counted.argmax()) + 1
-                shortest = min(shortest or needed, needed)
-            continue
-        counts.cut_off += len(counted) > length
-        rendered.append(_CountedTokens(np.array(conversation_tokens.tokens[:length], np.uint32), counted[:length]))
-        counts.tokens += len(rendered[-1].tokens)
-        counts.targets += int(rendered[-1].counted.sum())
-    if not rendered:
-        raise _no_target_error(arguments, counts.conversations - earlier, shortest)
-    return rendered
 
 
 def _no_target_error(arguments: Arguments, conversations: int, shortest: int) -> ConversationError:
