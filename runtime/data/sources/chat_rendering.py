@@ -61,12 +61,12 @@ class ConversationRenderer:
     """
 
     def __init__(self, folder: str, template: str | None = None, train_on: str = "assistant") -> None:
-        self._tokenizer = load_tokenizer(folder)
+        self.tokenizer = load_tokenizer(folder)
         self._argument = "tokenizer" if template is None else "template"
-        self._template = _template_text(self._tokenizer, folder, template)
+        self._template = _template_text(self.tokenizer, folder, template)
         self._train_on = train_on
         self._marks_answers = bool(_GENERATION.search(self._template))
-        if train_on == "assistant" and not self._tokenizer.is_fast:
+        if train_on == "assistant" and not self.tokenizer.is_fast:
             raise ConversationError(
                 f"the tokenizer in {folder} does not say which characters a token has, so that the assistant's tokens "
                 "are not known",
@@ -74,17 +74,6 @@ class ConversationRenderer:
                 "E0350",
                 "tokenizer",
             )
-
-    @property
-    def size(self) -> int:
-        """The number of tokens that the tokenizer knows."""
-        return len(self._tokenizer)
-
-    @property
-    def end_tokens(self) -> tuple[int, ...]:
-        """The tokens that end an answer."""
-        end = self._tokenizer.eos_token_id
-        return () if end is None else (int(end),)
 
     def render(self, messages: Sequence[Message], tools: Sequence[object] | None = None) -> RenderedConversation:
         """Returns the tokens of a conversation of at least one message. Raises ConversationError."""
@@ -102,10 +91,6 @@ class ConversationRenderer:
         """Returns the tokens of a message of the user, up to where the assistant answers. Raises ConversationError."""
         messages = [{"role": "user", "content": text}]
         return list(self._apply(messages, tokenize=True, return_dict=True, add_generation_prompt=True)["input_ids"])
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Returns the text of tokens, without the tokenizer's own words for ends and roles."""
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def render_answers(
         self, prompt: Sequence[Message], answers: Sequence[Sequence[Message]], tools: Sequence[object] | None = None
@@ -142,7 +127,7 @@ class ConversationRenderer:
 
     def _tokenize(self, text: str) -> BatchEncoding:
         try:
-            encoding: BatchEncoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            encoding: BatchEncoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
             return encoding
         except Exception as error:  # of the tokenizer's library
             help = "text that the tokenizer takes, or another `tokenizer`"
@@ -152,7 +137,7 @@ class ConversationRenderer:
         from jinja2 import TemplateSyntaxError  # comes with `transformers`
 
         try:
-            return self._tokenizer.apply_chat_template(messages, chat_template=self._template, **named)
+            return self.tokenizer.apply_chat_template(messages, chat_template=self._template, **named)
         except TemplateSyntaxError as error:
             help = "a template that Jinja can read"
             message = f"the chat template cannot be read: {_reason(error)}"

@@ -8,10 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dslc.compiler.ir.program import GenerateStep
 from dslc.runtime.data.sources.chat_rendering import ConversationError, ConversationRenderer, load_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class CodecError(RuntimeError):
@@ -48,33 +51,29 @@ class ByteCodec:
         return bytes(tokens).decode(errors="replace")
 
 
-class ChatCodec:
-    """A prompt is a message of the user, rendered by a chat template; the text is the assistant's answer."""
-
-    def __init__(self, folder: str, template: str | None) -> None:
-        self._renderer = ConversationRenderer(folder, template, train_on="all")
-        self.size, self.ends = self._renderer.size, self._renderer.end_tokens
-
-    def encode(self, prompt: str) -> list[int]:
-        return self._renderer.render_question(prompt)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return self._renderer.decode(tokens)
-
-
 class FolderCodec:
-    """The tokenizer in a folder, by the library `transformers`."""
+    """The tokenizer of a folder, by the library `transformers`."""
 
-    def __init__(self, folder: str) -> None:
-        self._tokenizer = load_tokenizer(folder)
-        end = self._tokenizer.eos_token_id
-        self.size, self.ends = len(self._tokenizer), () if end is None else (int(end),)
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer, end = tokenizer, tokenizer.eos_token_id
+        self.size, self.ends = len(tokenizer), () if end is None else (int(end),)
 
     def encode(self, prompt: str) -> list[int]:
         return list(self._tokenizer(prompt, add_special_tokens=False)["input_ids"])
 
     def decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+
+class ChatCodec(FolderCodec):
+    """A prompt is a message of the user, rendered by a chat template; the text is the assistant's answer."""
+
+    def __init__(self, folder: str, template: str | None) -> None:
+        self._renderer = ConversationRenderer(folder, template, train_on="all")
+        super().__init__(self._renderer.tokenizer)
+
+    def encode(self, prompt: str) -> list[int]:
+        return self._renderer.render_question(prompt)
 
 
 class FileCodec:
@@ -104,6 +103,7 @@ def open_codec(step: GenerateStep) -> TextCodec:
     try:
         if step.chat:
             return ChatCodec(step.tokenizer, step.template or None)
-        return FolderCodec(step.tokenizer) if os.path.isdir(step.tokenizer) else FileCodec(step.tokenizer)
+        is_folder = os.path.isdir(step.tokenizer)
+        return FolderCodec(load_tokenizer(step.tokenizer)) if is_folder else FileCodec(step.tokenizer)
     except ConversationError as error:
         raise CodecError(f"{error}: {error.help}") from error
