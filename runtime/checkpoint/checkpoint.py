@@ -110,6 +110,7 @@ class Checkpoints:
         self._tell_watcher = notify  # in words, on rank 0
         self._written: tuple[int, str] | None = None  # the step of the last one, and why it could not be written
         self._missed = 0  # the step of the one before, if that could not be written
+        self._unremoved = ""  # an older one that could not be removed, and why, until it is told
         self._job, self._rank, self._step, self._run_dir = job, place.rank, job.checkpoint, run_dir
         self._again = is_restart
         self.on = self._step.is_enabled
@@ -176,6 +177,7 @@ class Checkpoints:
             reason = "as the checkpoint, of other ranks or another exchange, has nothing of it"
             note(self._run_dir, f"begins anew for `{kind}`, {reason}: {', '.join(anew)}")
         self._remove_older()  # a training killed after publishing may have left them
+        self._tell_of_unremoved()
         return Start(
             step=manifest.step,
             samples=manifest.samples,
@@ -366,7 +368,10 @@ class Checkpoints:
             self._judge()
 
     def _judge(self) -> None:
-        """Tells of a checkpoint that could not be written. Raises StorageError if it is the second in a row."""
+        """Tells of checkpoints that could not be removed, or written. Raises StorageError if the last two could not be
+        written.
+        """
+        self._tell_of_unremoved()
         if self._written is None:
             return
         (step, reason), self._written = self._written, None
@@ -449,8 +454,16 @@ class Checkpoints:
             needed = max((step for step in steps.values() if step <= limit), default=0)
             old_paths = [path for path in old_paths if steps[path] < needed]
         for path in old_paths:
-            files.remove(path)
             self._kept.remove(path)
+            try:
+                files.remove(path)
+            except OSError as error:
+                self._unremoved = f"{path_text(path)} could not be removed: {error}"
+
+    def _tell_of_unremoved(self) -> None:
+        if self._unremoved:
+            self._tell_watcher(f"the older checkpoint {self._unremoved}; the training goes on")
+            self._unremoved = ""
 
 
 @contextlib.contextmanager

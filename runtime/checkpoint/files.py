@@ -410,7 +410,7 @@ def remove(path: str) -> None:
 
 
 def drop(part: str) -> None:
-    """Removes what there is of a checkpoint that could not be written, if that is possible."""
+    """Removes what there is of a checkpoint that could not be written or removed, if that is possible."""
     with contextlib.suppress(OSError):
         _delete(part)
 
@@ -433,10 +433,10 @@ def point_nowhere(folder: str) -> None:
 
 
 def clear_away(folder: str) -> None:
-    """Removes checkpoints that a killed training left half written or half removed."""
+    """Removes checkpoints that an earlier training left half written or half removed, if that is possible."""
     for name in os.listdir(folder):
         if _LEFT.fullmatch(name):
-            _delete(os.path.join(folder, name))
+            drop(os.path.join(folder, name))
 
 
 def foreign(folder: str, best: bool = False) -> str:

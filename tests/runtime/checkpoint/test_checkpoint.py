@@ -381,6 +381,20 @@ def test_the_second_checkpoint_in_a_row_that_cannot_be_written_ends_the_training
     assert outcome.failure.line == "made.plt:9:3"
 
 
+def test_an_older_checkpoint_that_cannot_be_removed_is_told_and_ends_no_training(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    (tmp_path / "own.py").write_text(FILLS)
+    kept = tmp_path / "run" / "checkpoints"
+    targets = [str(kept / "step-00000004.gone")]  # the name that it would have while it is removed
+    model = p.ModelStep(python=p.PythonFunction(function="own:net", folder=str(tmp_path), arguments={"at": targets}))
+    shown = train(launcher, tmp_path / "run", 2, images(tmp_path), checkpoint=every(4, keep=1), model=model)
+    assert shown.count("step-00000004 could not be removed: ") == 1, shown
+    assert "could not be written" not in shown
+    names = [Path(path).name for path in files.checkpoints_in(str(kept))]
+    assert names == ["step-00000010", "step-00000004"]
+
+
 # A model that puts files where checkpoints are going to be written, in its second step.
 FILLS = """
 import os
