@@ -22,7 +22,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,8 +34,8 @@ from dslc.compiler.trace.code_place import line_at
 from dslc.runtime.technique import philox, philox_tensors
 from dslc.runtime.technique.sample_pass import ACTIVE, LAYERS, Buffer, DrawingLayer, SamplePass
 
-Fill = Callable[[philox.Array, int, int], None]  # fills an array from a key's place on
-FillTensor = Callable[[Tensor, int, int], None]
+FillTensor = Callable[[Tensor, int, int], None]  # fills a tensor from a key's place on
+Fill = Callable[[str, Tensor, SamplePass, DrawingLayer, tuple[float, ...]], None]  # by an operation and its numbers
 
 _UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}  # by bytes
 
@@ -47,33 +47,47 @@ def replace_kernels(device: str) -> None:
         replace_tensor_kernels(device.upper())
 
 
+class _Filling(NamedTuple):
+    """The functions that fill an array and a tensor by an operation, and torch's defaults for its numbers."""
+
+    by_numpy: Callable[..., None]
+    by_tensors: Callable[..., None]
+    defaults: tuple[float, ...] = ()
+
+
+_FILLINGS = {
+    "bernoulli_.float": _Filling(philox.bernoulli, philox_tensors.bernoulli, (0.5,)),
+    "uniform_": _Filling(philox.uniform, philox_tensors.uniform, (0.0, 1.0)),
+    "normal_": _Filling(philox.normal, philox_tensors.normal, (0.0, 1.0)),
+    "exponential_": _Filling(philox.exponential, philox_tensors.exponential, (1.0,)),
+    "random_.from": _Filling(philox.integers, philox_tensors.integers),
+    "random_.to": _Filling(philox.integers, philox_tensors.integers),
+}
+
+
 @functools.cache  # holds the kernels
 def _replace_cpu_kernels() -> torch.library.Library:
-    library = torch.library.Library("aten", "IMPL")
-    for name, filling in _FILLS.items():
-        _replace(library, name, "CPU", functools.partial(_kernel, name=name, filling=filling))
-    _replace_others(library, "CPU")
-    return library
+    return _replace_all("CPU", fill_by_numpy)
 
 
 @functools.cache
 def replace_tensor_kernels(key: str) -> torch.library.Library:
     """Replaces torch's kernels for the devices of a dispatch key by tensor operations, while the result lives."""
-    library = torch.library.Library("aten", "IMPL")
-    for name, filling in _TENSOR_FILLS.items():
-        _replace(library, name, key, functools.partial(_tensor_kernel, name=name, filling=filling))
-    _replace_others(library, key)
+    library = _replace_all(key, _fill_by_tensors)
     _replace(library, "native_dropout", key, _dropout_kernel)
     _replace(library, "scaled_dot_product_attention", f"Autograd{key}", _attention_kernel)
     return library
 
 
-def _replace_others(library: torch.library.Library, key: str) -> None:
-    """Replaces the kernels that draw by other kernels, on any device."""
+def _replace_all(key: str, fill: Fill) -> torch.library.Library:
+    library = torch.library.Library("aten", "IMPL")
+    for name in _FILLINGS:
+        _replace(library, name, key, functools.partial(_kernel, name=name, fill=fill))
     _replace(library, "bernoulli_.Tensor", key, _chances_kernel)
     for name in ("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor"):
         _replace(library, name, key, _normal_kernel)
     _replace(library, "randperm.generator_out", key, _permutation_kernel)
+    return library
 
 
 def _replace(library: torch.library.Library, name: str, key: str, make: Callable[[Any], Callable[..., object]]) -> None:
@@ -103,29 +117,46 @@ def _active(
     return None
 
 
-def _is_left_to_torch(name: str, tensor: Tensor, args: tuple[float | None, ...]) -> bool:
+def _numbers_of(name: str, args: tuple[float | None, ...]) -> tuple[float, ...]:
+    """Returns the numbers of an operation. Integers that end with their dtype end at infinity."""
+    numbers = tuple(math.inf if number is None else number for number in args)
+    if name.startswith("random_"):
+        return (0, *numbers)[-2:]
+    return numbers + _FILLINGS[name].defaults[len(numbers) :]
+
+
+def _is_left_to_torch(name: str, tensor: Tensor, numbers: tuple[float, ...]) -> bool:
     """True if torch raises, as there are no such numbers; or draws what compiler/trace/draws.py excludes."""
     if name.startswith("random_"):
-        low, high = (0, *args)[-2:]
-        if low is None or high is None or not low < high <= low + WIDEST_RANGE or tensor.dtype == torch.bool:
+        low, high = numbers
+        if not low < high <= low + WIDEST_RANGE or tensor.dtype == torch.bool:
             return True
         limits = None if tensor.is_floating_point() or tensor.is_complex() else torch.iinfo(tensor.dtype)
         return limits is not None and not limits.min <= low < high <= limits.max + 1
     if name == "bernoulli_.float":
-        (chance,) = args or (0.5,)
-        return tensor.is_complex() or chance is None or not 0 <= chance <= 1
+        return tensor.is_complex() or not 0 <= numbers[0] <= 1
     if name == "exponential_":
-        (rate,) = args or (1.0,)
-        return not tensor.is_floating_point() or rate is None or not rate > 0
+        return not tensor.is_floating_point() or not numbers[0] > 0
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return True
-    first, second = args[0] if args else 0.0, args[1] if len(args) > 1 else 1.0
-    if first is None or second is None:
-        return True
+    first, second = numbers
     if name == "normal_":
         return not second >= 0
     limit = torch.finfo(tensor.dtype).max
     return not -limit <= first <= second <= limit or second - first > limit
+
+
+def _kernel(original: Any, name: str, fill: Fill) -> Callable[..., Tensor]:
+    def kernel(keys: object, tensor: Tensor, *args: float | None, generator: torch.Generator | None = None) -> Tensor:
+        numbers = _numbers_of(name, args)
+        active = _active(tensor, by_torch=generator is not None or _is_left_to_torch(name, tensor, numbers))
+        if active is not None:
+            fill(name, tensor, *active, numbers)
+            return tensor
+        result: Tensor = original.call_boxed(keys, tensor, *args, generator=generator)
+        return result
+
+    return kernel
 
 
 def _place_of_samples(tensor: Tensor, samples: SamplePass, layer: DrawingLayer, number: int) -> tuple[Tensor, int, int]:
@@ -170,63 +201,26 @@ def _fill_samples(
 # ------------------------------------------------------------------------------------------------------------- CPUs
 
 
-def _kernel(original: Any, name: str, filling: Callable[..., tuple[torch.dtype | None, Fill]]) -> Callable[..., Tensor]:
-    def kernel(keys: object, tensor: Tensor, *args: float, generator: torch.Generator | None = None) -> Tensor:
-        active = _active(tensor, by_torch=generator is not None or _is_left_to_torch(name, tensor, args))
-        if active is not None:
-            dtype, fill = filling(tensor, *args)
-            _fill(tensor, *active, dtype, fill)
-            return tensor
-        result: Tensor = original.call_boxed(keys, tensor, *args, generator=generator)
-        return result
-
-    return kernel
-
-
-def _bernoulli(tensor: Tensor, probability: float = 0.5) -> tuple[torch.dtype | None, Fill]:
-    # The bits of one, as numpy has no bfloat16.
-    unsigned = _UNSIGNED[tensor.element_size()]
-    one = int(torch.ones((), dtype=tensor.dtype).view(unsigned))
-    return unsigned, lambda out, key, first: philox.bernoulli(out, key, first, probability, one)
-
-
-def _uniform(tensor: Tensor, low: float = 0.0, high: float = 1.0) -> tuple[torch.dtype | None, Fill]:
-    digits = philox_tensors.digits_of(tensor.dtype)
-    return None, lambda out, key, first: philox.uniform(out, key, first, low, high, digits)
-
-
-def _normal(tensor: Tensor, mean: float = 0.0, deviation: float = 1.0) -> tuple[torch.dtype | None, Fill]:
-    return None, lambda out, key, first: philox.normal(out, key, first, mean, deviation)
-
-
-def _exponential(tensor: Tensor, rate: float = 1.0) -> tuple[torch.dtype | None, Fill]:
-    return None, lambda out, key, first: philox.exponential(out, key, first, rate)
-
-
-def _integers(tensor: Tensor, *limits: int) -> tuple[torch.dtype | None, Fill]:
-    low, high = (0, *limits)[-2:]
-    return None, lambda out, key, first: philox.integers(out, key, first, low, high)
-
-
-_FILLS: dict[str, Callable[..., tuple[torch.dtype | None, Fill]]] = {
-    "bernoulli_.float": _bernoulli,
-    "uniform_": _uniform,
-    "normal_": _normal,
-    "exponential_": _exponential,
-    "random_.from": _integers,
-    "random_.to": _integers,
-}
-
-
-def _fill(tensor: Tensor, samples: SamplePass, layer: DrawingLayer, view: torch.dtype | None, fill: Fill) -> None:
-    """Fills a tensor: its bits as `view`, or its numbers."""
+def fill_by_numpy(
+    name: str, tensor: Tensor, samples: SamplePass, layer: DrawingLayer, numbers: tuple[float, ...]
+) -> None:
+    """Fills a tensor of a CPU with the numbers of an operation."""
+    view = None
+    if name == "bernoulli_.float":  # the bits of one, as numpy has no bfloat16
+        view = _UNSIGNED[tensor.element_size()]
+        numbers = (*numbers, int(torch.ones((), dtype=tensor.dtype).view(view)))
+    elif name == "uniform_":
+        numbers = (*numbers, philox_tensors.digits_of(tensor.dtype))
+    by_numpy = _FILLINGS[name].by_numpy
     number, key = _begin_draw(samples, layer)
     tensor, rows, first = _place_of_samples(tensor, samples, layer, number)
     dtype = tensor.dtype if view else _of_numpy(tensor)
     in_place = tensor.is_contiguous() and samples.order is None and dtype == tensor.dtype
     target = tensor if in_place else torch.empty(tensor.shape, dtype=dtype)
-    numbers = target.detach().view(view).numpy() if view else target.detach().numpy()
-    _fill_samples(numbers.reshape(rows, -1), key, first, layer, number, fill)
+    array = target.detach().view(view).numpy() if view else target.detach().numpy()
+    _fill_samples(
+        array.reshape(rows, -1), key, first, layer, number, lambda out, key, first: by_numpy(out, key, first, *numbers)
+    )
     if not in_place:
         tensor.copy_(_in_order(target, samples, rows))
 
@@ -250,47 +244,11 @@ def _in_order(target: Tensor, samples: SamplePass, rows: int) -> Tensor:
 # ---------------------------------------------------------------------------------------------------- other devices
 
 
-def _bernoulli_tensor(probability: float = 0.5) -> FillTensor:
-    return lambda out, key, first: philox_tensors.bernoulli(out, key, first, probability)
-
-
-def _uniform_tensor(low: float = 0.0, high: float = 1.0) -> FillTensor:
-    return lambda out, key, first: philox_tensors.uniform(out, key, first, low, high)
-
-
-def _normal_tensor(mean: float = 0.0, deviation: float = 1.0) -> FillTensor:
-    return lambda out, key, first: philox_tensors.normal(out, key, first, mean, deviation)
-
-
-def _exponential_tensor(rate: float = 1.0) -> FillTensor:
-    return lambda out, key, first: philox_tensors.exponential(out, key, first, rate)
-
-
-def _integers_tensor(*limits: int) -> FillTensor:
-    low, high = (0, *limits)[-2:]
-    return lambda out, key, first: philox_tensors.integers(out, key, first, low, high)
-
-
-_TENSOR_FILLS: dict[str, Callable[..., FillTensor]] = {
-    "bernoulli_.float": _bernoulli_tensor,
-    "uniform_": _uniform_tensor,
-    "normal_": _normal_tensor,
-    "exponential_": _exponential_tensor,
-    "random_.from": _integers_tensor,
-    "random_.to": _integers_tensor,
-}
-
-
-def _tensor_kernel(original: Any, name: str, filling: Callable[..., FillTensor]) -> Callable[..., Tensor]:
-    def kernel(keys: object, tensor: Tensor, *args: float, generator: torch.Generator | None = None) -> Tensor:
-        active = _active(tensor, by_torch=generator is not None or _is_left_to_torch(name, tensor, args))
-        if active is not None:
-            fill_tensor(tensor, *active, filling(*args))
-            return tensor
-        result: Tensor = original.call_boxed(keys, tensor, *args, generator=generator)
-        return result
-
-    return kernel
+def _fill_by_tensors(
+    name: str, tensor: Tensor, samples: SamplePass, layer: DrawingLayer, numbers: tuple[float, ...]
+) -> None:
+    by_tensors = _FILLINGS[name].by_tensors
+    fill_tensor(tensor, samples, layer, lambda out, key, first: by_tensors(out, key, first, *numbers))
 
 
 @torch.no_grad()
@@ -312,7 +270,7 @@ def _dropout_kernel(original: Any) -> Callable[..., tuple[Tensor, Tensor]]:
             result: tuple[Tensor, Tensor] = original.call_boxed(keys, input, p, train)
             return result
         mask = torch.empty_like(input, dtype=torch.bool)
-        fill_tensor(mask, *active, _bernoulli_tensor(1 - p))
+        _fill_by_tensors("bernoulli_.float", mask, *active, (1 - p,))
         return (input * mask).mul_(1 / (1 - p)), mask
 
     return kernel

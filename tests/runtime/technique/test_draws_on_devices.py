@@ -297,7 +297,7 @@ def test_pieces_of_ranks_are_those_on_cpus(data: st.DataObject) -> None:
     )
     by_numpy = torch.empty(2, size)
     samples.draws.clear()
-    draw_kernels._fill(by_numpy, samples, layer, *draw_kernels._bernoulli(by_numpy, 0.5))
+    draw_kernels.fill_by_numpy("bernoulli_.float", by_numpy, samples, layer, (0.5,))
     assert torch.equal(made, by_numpy)
 
 
