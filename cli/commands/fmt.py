@@ -34,11 +34,11 @@ def _format(path: str, *, check: bool) -> bool:
         show(report)
         return False
     formatted = format_document(document)
-    if path == "-":
-        sys.stdout.write(formatted)
-    elif formatted != text and check:
+    if check and formatted != text:
         print(plain(f"{path} is not formatted: `dslc fmt {path}` does it"), file=sys.stderr)
         return False
+    if path == "-" and not check:
+        sys.stdout.write(formatted)
     elif formatted != text:
         overwrite(path, formatted)
         print(plain(f"{path} formatted"), file=sys.stderr)

@@ -92,6 +92,9 @@ def test_fmt_writes_one_layout(tmp_path: Path) -> None:
     assert job.read_text() == "data {\n  batch  = 64\n  source = digits()\n}  # mine\n"
     assert dslc("fmt", "-", input="a{b=1}").stdout == "a {\n  b = 1\n}\n"
     assert dslc("fmt", "-", input="a{b=").returncode == 1
+    for text, status in (("a{b=1}", 1), ("a {\n  b = 1\n}\n", 0)):
+        checked = dslc("fmt", "--check", "-", input=text)
+        assert checked.returncode == status and not checked.stdout
 
 
 def test_fmt_writes_to_what_a_link_leads_to_and_keeps_its_mode(tmp_path: Path) -> None:
