@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from dslc.dsl.plain import plain, plain_lines
@@ -55,30 +55,34 @@ def show(runs: Sequence[RunState], folder: str) -> None:
 
 def follow(folders: Sequence[str]) -> list[RunState]:
     """Shows where runs stand until all have ended: on a terminal in place, else in lines, few of them."""
-    runs = run_states(folders)
+    runs: list[RunState] = []
     if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         from rich.live import Live
         from rich.text import Text
 
         with Live(auto_refresh=False) as live:
-            while True:
+            for runs in _states_until_the_end(folders):
                 lines = (plain(f"{os.path.relpath(run.folder)}: {run.line()}") for run in runs)
                 live.update(Text("\n".join(lines)), refresh=True)
-                if all(run.has_ended for run in runs):
-                    return runs
-                time.sleep(_LOOK)
-                runs = run_states(folders)
+        return runs
     last_shown: dict[str, tuple[str, float]] = {}
-    while True:
+    for runs in _states_until_the_end(folders):
         for run in runs:
             state, shown_at = last_shown.get(run.folder, ("", 0.0))
             if state != run.state or (not run.has_ended and time.monotonic() - shown_at >= _QUIET):
                 last_shown[run.folder] = run.state, time.monotonic()
                 print(plain(f"{os.path.relpath(run.folder)}: {run.line()}"), flush=True)
-        if all(run.has_ended or run.state == "unknown" for run in runs):
-            return runs
-        time.sleep(_LOOK)
+    return runs
+
+
+def _states_until_the_end(folders: Sequence[str]) -> Iterator[list[RunState]]:
+    """Yields where runs stand, at intervals, until each has ended or does not say where it stands."""
+    while True:
         runs = run_states(folders)
+        yield runs
+        if all(run.has_ended or run.state == "unknown" for run in runs):
+            return
+        time.sleep(_LOOK)
 
 
 def _exit_status(runs: Sequence[RunState]) -> int:

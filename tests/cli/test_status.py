@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from helpers.job_texts import job_text
 from helpers.launcher import Command
 from helpers.waiting import until
 
+from dslc.commands.status import follow
 from dslc.runtime.process.run_status import NAME, RunStatus, read_status, silence, write_status
 
 JOB = job_text(
@@ -89,6 +91,18 @@ def test_a_folder_of_runs_is_told_a_line_each(job: Path) -> None:
     assert followed.returncode == 3 and len(followed.stdout.splitlines()) == 2
     found = json.loads(dslc("status", job.parent, "--json").stdout)
     assert [each["state"] for each in found] == ["done", "failed"]
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_run_of_an_older_version_is_not_followed_for_ever(
+    tmp_path: Path, is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "program.json").write_text("{}")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("nothing follows that it could wait for"))
+    assert [run.state for run in follow([str(tmp_path)])] == ["unknown"]
+    assert "an older dslc has run it" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("name, said", [("", "there is no run in it"), ("nowhere", "there is no such folder")])
