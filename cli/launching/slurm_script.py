@@ -101,7 +101,7 @@ def _options(runs: Sequence[Ready], folder: str, job: str, *, again: bool) -> li
         "--output": os.path.join(_escaped(folder), "slurm-%a.out" if array else "slurm.out"),
         "--chdir": os.getcwd(),
     }
-    own = {option.split("=", 1)[0].split()[0] for option in call.options if option.split()}
+    own = {option.replace("=", " ").strip().partition(" ")[0] for option in call.options}
     lines = [f"{name}={shlex.quote(value)}" for name, value in said.items() if value and name not in own]
     return [*lines, "--requeue" if again else "--no-requeue", *call.options]
 

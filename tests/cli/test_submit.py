@@ -97,6 +97,16 @@ def test_a_name_of_two_lines_reaches_no_script(tmp_path: Path, name: str, out: s
     assert told.returncode == 1 and "error[E0836]" in told.stderr and not told.stdout, told.stderr
 
 
+def test_options_of_any_form_are_lines_of_the_script(tmp_path: Path) -> None:
+    options = ["--mem 0", "--gpus-per-node = 4", "=x", ""]
+    status, script, said = submit(
+        tmp_path, JOB.replace('["--exclusive", "--mem=0"]', json.dumps(options)), "--out", "run"
+    )
+    assert status == 0, said
+    lines = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
+    assert lines[-len(options) :] == options and sum(line.startswith(("--mem", "--gpus")) for line in lines) == 2
+
+
 @pytest.mark.parametrize(
     "text",
     [
