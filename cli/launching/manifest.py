@@ -66,7 +66,7 @@ def name_of(job: str, folder: str) -> str:
 
 def folder_in_pod(call: Kubernetes, folder: str) -> str:
     """Returns the run directory in a pod: as here if a volume is mounted above it, else in the first volume."""
-    mounts = [volume.partition(":")[2] for volume in call.volumes]
+    mounts = [os.path.normpath(volume.partition(":")[2]) for volume in call.volumes]
     if not mounts or any(os.path.commonpath([folder, mount]) == mount for mount in mounts):
         return folder
     return os.path.join(mounts[0], "runs", os.path.basename(os.path.dirname(folder)), os.path.basename(folder))

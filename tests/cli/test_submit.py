@@ -180,6 +180,14 @@ def test_a_manifest_is_what_kubernetes_takes(tmp_path: Path) -> None:
     assert re.search(r"resume += auto", config["data"]["job.plt"])
 
 
+def test_a_volume_may_be_mounted_at_a_path_that_ends_in_a_slash(tmp_path: Path) -> None:
+    pods = PODS.replace('"training:/runs"', f'"training:{tmp_path}/"').replace(", OPTIONS", "")
+    status, text, said = submit(tmp_path, pods, "--out", "run")
+    assert status == 0, said
+    (container,) = json.loads(text)["items"][-1]["spec"]["template"]["spec"]["containers"]
+    assert container["command"][-2:] == ["--out", f"{tmp_path}/run"], "the volume has the run directory, as it is here"
+
+
 def test_a_jobset_makes_its_service_itself(tmp_path: Path) -> None:
     config, secret, made = manifest(tmp_path, 'options = ["jobset"]')
     assert (config["kind"], made["kind"], made["apiVersion"]) == ("ConfigMap", "JobSet", "jobset.x-k8s.io/v1alpha2")
