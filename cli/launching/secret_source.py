@@ -21,6 +21,8 @@ from dslc.runtime.hosts.rendezvous_address import FixedEndpoint
 from dslc.runtime.hosts.run_secret import SECRET_FILE, TOKEN, RunSecret, token_in
 from dslc.runtime.launchers.slurm import SUBMITTED
 
+_token = ""  # of the environment, once it was asked for
+
 
 def secret_of(ready: Ready, out: str | None) -> RunSecret:
     given = given_secret(out)
@@ -40,8 +42,12 @@ def secret_of(ready: Ready, out: str | None) -> RunSecret:
 
 
 def given_secret(out: str | None) -> RunSecret:
-    """Returns the secret that who has started this process gave it; an empty one without. Raises RendezvousError."""
-    token = token_in(os.environ.pop(TOKEN, ""))  # the user's code needs none
+    """Returns the secret that who has started this process gave it; an empty one without. Raises RendezvousError.
+    The variable leaves the environment, which the user's code sees, and is kept, as a calibration meets several times.
+    """
+    global _token
+    _token = os.environ.pop(TOKEN, _token)
+    token = token_in(_token)
     if not token and out is not None and SUBMITTED in os.environ:
         return RunSecret(path=os.path.join(out, SECRET_FILE))
     return RunSecret(token=token)
