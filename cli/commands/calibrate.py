@@ -312,6 +312,8 @@ def _fit_constants(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("the calibration was interrupted: nothing is written", file=sys.stderr)
         return INTERRUPTED
+    except UnusableRunError as reason:  # of a small job, which says what is wrong here
+        raise CommandFailedError(str(reason), TRAINING_FAILED) from None
     if len(steps) < LEAST_RUNS:
         raise CommandFailedError(f"{plural(len(steps), 'run')} can be fitted to, and {LEAST_RUNS} are the least")
     kind = steps[0].analysis.layout.hardware.kind

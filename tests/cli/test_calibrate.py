@@ -278,6 +278,14 @@ def test_constants_are_fitted_to_past_runs(
         assert fit is not None and fit.typical == (1e-5,) * 13 + (2e-3,) and fit.cut == pytest.approx(1e-5), fit
 
 
+def test_a_small_job_that_cannot_be_trained_here_says_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "all")
+    assert main(["calibrate"]) == 3
+    assert "dslc: OMP_NUM_THREADS is `all`, which is no number of threads, on " in capsys.readouterr().err
+
+
 @pytest.mark.long
 @pytest.mark.processes
 def test_constants_are_fitted_to_small_jobs(tmp_path: Path) -> None:
