@@ -43,11 +43,12 @@ def main(words: Sequence[str]) -> int:
         return NO_FOLDER
     print(READY, flush=True)
     lines = _InputLines()
-    while "go" not in (found := lines.new(SILENCE)):
+    found: list[str] = []
+    while "go" not in found:
+        found = lines.new(SILENCE)
         _keep_secret(found)
-        if lines.ended or "end" in found or "stop" in found:
+        if lines.ended or "end" in found or "stop" in found:  # also right behind `go`
             return 130
-    _keep_secret(found)
     for again in range(1, int(restarts) + 1):
         if (status := _run(command, lines)) is None or status >= 0:
             break

@@ -43,7 +43,9 @@ def test_the_end_of_ssh_is_one_message_with_a_remedy(status: int, errors: str, s
     assert _fault(Host(name="host1", process=process, errors=[errors])).startswith(said)
 
 
-@pytest.mark.parametrize("lines, status", [("", 130), ("end\n", 130), ("alive\nstop\n", 130), ("go\n", 0)])
+@pytest.mark.parametrize(
+    "lines, status", [("", 130), ("end\n", 130), ("alive\nstop\n", 130), ("go\nstop\n", 130), ("go\n", 0)]
+)
 def test_a_host_waits_for_the_word_to_go(tmp_path: Path, lines: str, status: int) -> None:
     command = [sys.executable, "-P", "-m", "dslc.launching.ssh_agent", "0", str(tmp_path), "--version"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
