@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from dslc.compiler.ir.program import TrainMode
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.calls import SSH
+from dslc.dsl.language.job import JobSpec
 from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.show import render
@@ -70,8 +71,8 @@ def main(arguments: argparse.Namespace) -> int:
     ]
     if not _show_findings(report, places, arguments, rendezvous) or load_result.job is None:
         return JOB_AT_FAULT
-    call = load_result.job.launch.with_
-    if isinstance(call, SSH) and not rendezvous and not arguments.trial:
+    call = _ssh_of(load_result.job, arguments, rendezvous)
+    if call is not None:
         return _start_by_ssh(call, arguments, [job for job in jobs if job is not None])
     runs = [resume_after_restart(job) for job in jobs if job is not None]
     if was_stopped_by_user(runs[0], arguments.out):
@@ -106,6 +107,12 @@ def _print_choices(runs: Sequence[Ready]) -> None:
     for run in runs:
         if choice := chosen_text(run.compiled.analysis):
             print(plain(choice))
+
+
+def _ssh_of(job: JobSpec, arguments: argparse.Namespace, rendezvous: str) -> SSH | None:
+    """Returns how `ssh` starts the job on its hosts; None for a job that this process trains."""
+    call = job.launch.with_
+    return call if isinstance(call, SSH) and not rendezvous and not arguments.trial else None
 
 
 def _start_by_ssh(call: SSH, arguments: argparse.Namespace, trainings: Sequence[Ready]) -> int:
@@ -191,6 +198,13 @@ def _run_plan(arguments: argparse.Namespace, rendezvous: str, context: LaunchCon
     ready = prepare_plan(arguments.job, arguments.settings, report, profile=profile, trace=trace, around=context)
     if not _show_findings(report, places, arguments, rendezvous) or ready is None:
         return JOB_AT_FAULT
+    call = _ssh_of(ready.compiled.analysis.job, arguments, rendezvous)
+    if call is not None:
+        if len(call.hosts) == 1:  # whose command says `--set launch.with=local()`, which no plan takes
+            raise CommandFailedError(
+                plain(f"{arguments.job}: `ssh(…)` with one host takes the job: give `run` its file")
+            )
+        return _start_by_ssh(call, arguments, [ready])
     if not _check_each([ready], places, arguments, rendezvous):
         return JOB_AT_FAULT
     if arguments.trial:

@@ -287,6 +287,25 @@ def test_settings_are_refused_with_the_remedy(job: Path) -> None:
     refused(plan, "E1006", "--trace", command="plan", options=("--trace",))
 
 
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh")
+@pytest.mark.parametrize(
+    "hosts, said",
+    [
+        (["first.invalid", "other.invalid"], ".invalid cannot be reached by ssh"),
+        (["first.invalid"], "`ssh(…)` with one host takes the job: give `run` its file"),
+    ],
+)
+def test_a_plan_whose_job_names_hosts_does_not_train_here(job: Path, hosts: list[str], said: str) -> None:
+    by_ssh = f'launch.with=ssh(hosts = {json.dumps(hosts)}, options = ["-F", "/dev/null"])'
+    devices = (f"devices.nodes={len(hosts)}", f"devices.cpus={2 // len(hosts)}")
+    plan = job.with_name("hosts.json")
+    plan.write_text(
+        here("plan", job, *(word for each in (by_ssh, *devices) for word in ("--set", each)), "--json").stdout
+    )
+    run = here("run", plan, "--out", job.parent / "run")
+    assert run.returncode == 2 and said in run.stderr and not (job.parent / "run").exists(), run.stderr
+
+
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
     """A job whose network is the user's, and fails in a rank."""

@@ -91,6 +91,14 @@ def test_one_command_trains_on_two_hosts_as_one_process(launcher: Launcher, job:
     agree(train_job(launcher, job, *ALONE), Trained(job.parent / "run"))
 
 
+def test_a_plan_trains_on_the_hosts_of_its_job(job: Path) -> None:
+    plan = job.with_name("plan.json")
+    plan.write_text(dslc("plan", str(job), "--json", "--trace", cwd=job.parent).stdout)
+    run = dslc("run", str(plan), "--out", str(job.parent / "run"), cwd=job.parent)
+    assert run.returncode == 0 and "host1: trained 12 steps" in run.stdout, run.stderr
+    assert read_metrics(str(job.parent / "run"))[-1]["step"] == 12
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_the_end_of_the_command_is_the_end_on_all_hosts(job: Path, number: int) -> None:
     out = job.parent / "run"
