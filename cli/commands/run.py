@@ -91,7 +91,7 @@ def main(arguments: argparse.Namespace) -> int:
     runner = _runner(load_result, runs, arguments.parallel)
     folder = folder_of(runs[0], arguments.out)
     if not load_result.combinations:
-        return run_one(runs[0], folder, [arguments.job, *arguments.settings])
+        return run_one(runs[0], folder, _repeat_arguments(arguments, folder))
     repeat_command = [
         "dslc",
         "run",
@@ -139,12 +139,10 @@ def _run_with_others(runs: Sequence[Ready], rendezvous: str, arguments: argparse
         return WRONG_USAGE
 
     def then(outcome: Outcome, report: RunReport | None, folder: str) -> int:
-        repeat_arguments = [arguments.job, *arguments.settings]
-        return (
-            _report_outcome(runs[0], outcome, report, folder, repeat_arguments, rendezvous)
-            if speaks
-            else _status(outcome)
-        )
+        if not speaks:
+            return _status(outcome)
+        repeat_arguments = _repeat_arguments(arguments, folder)
+        return _report_outcome(runs[0], outcome, report, folder, repeat_arguments, rendezvous)
 
     paths = HostPaths(job=arguments.job, rendezvous=rendezvous, out=arguments.out)
     return train_with_others(runs[0], paths, then)
@@ -213,8 +211,16 @@ def _run_plan(arguments: argparse.Namespace, rendezvous: str, context: LaunchCon
     if rendezvous or _has_peers(ready):
         return _run_with_others([ready], rendezvous, arguments)
     folder = folder_of(ready, arguments.out)
-    # A plan takes no settings: the job in the run directory does.
-    return run_one(ready, folder, [os.path.join(folder, "job.plt")])
+    return run_one(ready, folder, _repeat_arguments(arguments, folder))
+
+
+def _repeat_arguments(arguments: argparse.Namespace, folder: str) -> list[str]:
+    """Returns the job of a command that goes on with this one's training, and the settings that change it. A plan takes
+    no settings: the job in the run directory does.
+    """
+    if is_plan_file(arguments.job):
+        return [os.path.join(folder, "job.plt")]
+    return [arguments.job, *arguments.settings]
 
 
 def _try_each(runs: Sequence[Ready]) -> int:

@@ -58,6 +58,23 @@ def test_two_hosts_train_as_one_process(launcher: Launcher, job: Path, settings:
     agree(train_job(launcher, job, *ALONE, "checkpoint.every=6 steps"), Trained(out))
 
 
+@pytest.mark.slow
+def test_the_plan_of_a_training_that_was_stopped_is_resumed_by_its_job(job: Path) -> None:
+    """A plan takes no `--set`, and so no `checkpoint.resume`."""
+    out, plan = job.parent / "run", job.with_name("plan.json")
+    plan.write_text(dslc("plan", job, "--json", *ENDLESS, "--set", "checkpoint.every=2 steps").stdout)
+    with started(job.parent, both(plan, out=out)) as commands:
+        reach(out, 4, commands)
+        for each in commands:
+            os.kill(each.process.pid, signal.SIGINT)
+        ends = [each.end() for each in commands]
+    assert [status for status, _ in ends] == [130, 130], ends
+    command = (
+        f"to resume:  dslc run {os.path.relpath(out)}/job.plt --out {os.path.relpath(out)} --rendezvous localhost:"
+    )
+    assert all(command in said for _, said in ends), ends
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
