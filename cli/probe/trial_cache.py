@@ -19,8 +19,8 @@ Limits: what dependency_recorder.py does not see.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from dslc.compiler.facts.transformers_file import configuration_file
@@ -29,8 +29,7 @@ from dslc.compiler.ir.codec import to_json
 from dslc.compiler.ir.facts import Facts, SourceFacts, TensorEntry
 from dslc.compiler.ir.module_facts import ModelFacts
 from dslc.compiler.ir.network_facts import NetworkFacts, OptimizerFacts
-from dslc.dsl.language.calls import PythonCall
-from dslc.dsl.language.job import JobSpec
+from dslc.dsl.language.job import JobSpec, python_calls
 from dslc.dsl.language.layers import TransformersNetwork
 from dslc.dsl.language.metrics import TorchMetric
 from dslc.dsl.record import Record, record
@@ -58,7 +57,7 @@ class TrialCache:
 
     def __init__(self, job: JobSpec, source: SourceFacts, folder: str, *, run: bool) -> None:
         """`folder` is where trials write their own files. Before a `run` a library of metrics is tried, too."""
-        modules = {call.function.partition(":")[0] for call in _python_calls(job)}
+        modules = {call.function.partition(":")[0] for call in python_calls(job)}
         is_kept = bool(modules) and modules.isdisjoint(HANDED_OVER) and not any(users_modules())
         key: dict[str, object] = {"trials of": repr(job), "source": to_json(source), "current folder": os.getcwd()}
         key["torchmetrics"] = run and any(isinstance(metric, TorchMetric) for metric in job.evaluate.metrics)
@@ -147,15 +146,3 @@ def _configuration(job: JobSpec) -> str | None:
     network = job.model.network
     file = configuration_file(network, job.folder) if isinstance(network, TransformersNetwork) else None
     return file and digest_of(file)
-
-
-def _python_calls(value: object) -> Iterator[PythonCall]:
-    """Yields the calls of the user's functions in a job."""
-    if isinstance(value, PythonCall):
-        yield value
-    if isinstance(value, tuple | list):
-        for part in value:
-            yield from _python_calls(part)
-    elif is_dataclass(value):
-        for field in fields(value):
-            yield from _python_calls(getattr(value, field.name))
