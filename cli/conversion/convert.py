@@ -35,7 +35,10 @@ def convert(paths: Sequence[str], *, tool: str = "", devices: tuple[int, int] | 
     draft = Draft(devices=devices)
     try:
         files = [file for path in paths if (file := read_config(path, draft.report))]
-        convert_files([*files, *_referenced_files(files, draft)], draft, tool=tool)
+        tools = [(tool or recognize_tool(file, draft.report), file) for file in files]
+        if all(name != "deepspeed" for name, _ in tools):
+            tools += [("deepspeed", file) for file in _referenced_files(files, draft)]
+        convert_files(tools, draft)
     except TooManyErrors:
         pass  # the report says so
     return draft
@@ -45,14 +48,12 @@ _REFERENCES = ("deepspeed", "deepspeed_config", "deepspeed_config.deepspeed_conf
 
 
 def _referenced_files(files: Sequence[ConfigFile], draft: Draft) -> list[ConfigFile]:
-    """Returns the DeepSpeed configurations that files name or hold, if no file of them is given."""
+    """Returns the first DeepSpeed configuration that a file names or holds, if there is one."""
     result: list[ConfigFile] = []
-    if any("zero_optimization" in file.root for file in files):
-        return result
     for file in files:
         for key in _REFERENCES:
             value = file.value(key)
-            if isinstance(value, dict) and key == "deepspeed":
+            if isinstance(value, dict) and value and key == "deepspeed":
                 result.append(file.section(key))
             elif isinstance(value, str) and value.endswith(".json"):
                 beside = os.path.join(os.path.dirname(file.path), value)
@@ -66,12 +67,11 @@ def _referenced_files(files: Sequence[ConfigFile], draft: Draft) -> list[ConfigF
     return result[:1]
 
 
-def convert_files(files: Sequence[ConfigFile], draft: Draft, *, tool: str = "") -> None:
-    """Adds what the files state to the draft."""
-    tools = {file.path: tool or recognize_tool(file, draft.report) for file in files}
+def convert_files(files: Sequence[tuple[str | None, ConfigFile]], draft: Draft) -> None:
+    """Adds what the files state to the draft. Each has its tool; None for a file that no reader takes."""
     for name, read in _READERS.items():
-        for file in files:
-            if tools[file.path] == name:
+        for tool, file in files:
+            if tool == name:
                 if name in draft.tools:
                     draft.report.add(
                         "E1103",

@@ -272,7 +272,7 @@ def _resolved(draft: Draft, steps: int) -> tuple[Draft, list[str], Mapping[str, 
         return draft, [], {}
     arguments = {**_ARGUMENTS, "max_steps": steps}
     resolved = Draft(devices=draft.devices, arguments=arguments)
-    convert_files([file], resolved, tool="deepspeed")
+    convert_files([("deepspeed", file)], resolved)
     autos = {key: value for key, (value, _) in resolve_autos(arguments).items()}
     resolved.set("train.steps", str(steps))
     change = "`auto` is resolved by arguments of the Trainer: learning_rate 0.001, weight_decay 0.01, warmup_steps 3"

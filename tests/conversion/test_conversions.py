@@ -156,3 +156,17 @@ def test_keys_of_loggers_become_loggers(
     assert draft.settings["log.loggers"].text == loggers
     verdicts = [verdict for _, verdict in draft.verdicts_of("carried") if verdict.text.startswith("log.loggers = ")]
     assert verdicts and "it writes no such records" not in "\n".join(key_lines(draft))
+
+
+@pytest.mark.parametrize(("paths", "tool"), [(["args.json"], "transformers"), (["args.json", "ds.json"], "")])
+def test_a_deepspeed_file_that_another_file_names_is_read_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, paths: list[str], tool: str
+) -> None:
+    """Also if `--from` names the tool of the other file, and if the DeepSpeed file has no `zero_optimization`."""
+    arguments = {"output_dir": "out", "per_device_train_batch_size": 4, "learning_rate": 1e-4, "deepspeed": "ds.json"}
+    (tmp_path / "args.json").write_text(json.dumps(arguments))
+    (tmp_path / "ds.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": "auto", "steps_per_print": 7}))
+    monkeypatch.chdir(tmp_path)
+    draft = convert(paths, tool=tool)
+    assert not draft.report.errors and draft.tools == ["transformers", "deepspeed"]
+    assert draft.settings["log.every"].text == "7 steps"

@@ -16,7 +16,7 @@ from dslc.conversion.convert import convert_files
 from dslc.conversion.draft import Draft
 from dslc.conversion.job_text import job_text
 from dslc.conversion.key_table import key_table
-from dslc.conversion.recognize import TOOLS
+from dslc.conversion.recognize import TOOLS, recognize_tool
 from dslc.dsl.diagnostics import Report, TooManyErrors
 from dslc.dsl.meaning.load import load_text
 
@@ -60,7 +60,7 @@ def convert_text(path: str, text: str, tool: str) -> Report:
     file = parse_config(path, text, draft.report)
     if file is not None:
         try:
-            convert_files([file], draft, tool=tool)
+            convert_files([(tool or recognize_tool(file, draft.report), file)], draft)
         except TooManyErrors:
             return draft.report
         if not draft.report.errors:
