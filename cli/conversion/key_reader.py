@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 
 from dslc.conversion.config_file import ConfigFile
@@ -90,7 +90,7 @@ class KeyReader:
                 value = float(value) if re.search(r"[.eE]", value) else int(value)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
             self._refuse(path, wanted)
             return None
         return value

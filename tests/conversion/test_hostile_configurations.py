@@ -97,6 +97,7 @@ def test_one_value_of_a_good_file_is_replaced(case: str, number: int, value: Any
 @example("a: !!python/object:os.system x", "a.yaml")
 @example('{"a": ' + "9" * 5000 + "}", "a.json")
 @example("a: " + "9" * 5000, "a.yaml")
+@example('{"train_batch_size": ' + "9" * 400 + "}", "a.json")
 def test_drawn_text_is_reported(text: str, name: str) -> None:
     report = convert_text(name, text, "")
     assert report.errors
