@@ -16,6 +16,7 @@ from dslc.dsl.source import Source, Span
 
 _SPACE = re.compile(r"(?:\s+|//[^\n]*|#[^\n]*|/\*.*?\*/)*", re.DOTALL)
 _DECODER = json.JSONDecoder()
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 OnKey = Callable[[tuple[str, ...], Span], None]
 
 
@@ -163,6 +164,7 @@ def parse_config(path: str, text: str, report: Report) -> ConfigFile | None:
             root, places = _parse_toml(source)
         else:
             root, places = _parse_yaml(source)
+        has_text = _has_text(root)
     except RecursionError:
         report.add("E1101", f"{path} is nested too deeply", None, help=f"at most {MAX_DEPTH} levels")
         return None
@@ -173,6 +175,10 @@ def parse_config(path: str, text: str, report: Report) -> ConfigFile | None:
             "E1101", f"{path} is not {suffix[1:].upper()}: {message}", place, help=f"a configuration is {_kinds()}"
         )
         return None
+    if not has_text:
+        message = f"{path} names a zero byte or half a surrogate pair by its code, which no text has"
+        report.add("E1101", message, None, help="remove `\\u0000`, and `\\ud800` to `\\udfff` that stand alone")
+        return None
     if not isinstance(root, dict):
         report.add("E1101", f"{path} has no keys", None, help=f"a configuration is {_kinds()} with keys and values")
         return None
@@ -180,6 +186,15 @@ def parse_config(path: str, text: str, report: Report) -> ConfigFile | None:
         report.add("E1101", f"{path} has more than {MAX_KEYS:,} keys", None, help="name a configuration of a training")
         return None
     return ConfigFile(path, source, root, places)
+
+
+def _has_text(value: Json) -> bool:
+    """True if no text of a value has a character that no file of text has: escapes can write these."""
+    if isinstance(value, dict):
+        return all(_has_text(key) and _has_text(inner) for key, inner in value.items())
+    if isinstance(value, list):
+        return all(map(_has_text, value))
+    return not isinstance(value, str) or _NO_TEXT.search(value) is None
 
 
 def _kinds() -> str:

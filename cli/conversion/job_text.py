@@ -6,6 +6,7 @@ from dslc.conversion.batch_size import RANKS
 from dslc.conversion.draft import CallDraft, ConvertedSetting, Draft
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.registry import BLOCKS, fields
+from dslc.dsl.plain import plain
 from dslc.dsl.source import Source
 from dslc.dsl.syntax.format import format_document
 from dslc.dsl.syntax.parser import parse
@@ -51,7 +52,7 @@ def _unstated(what: str) -> str:
 
 
 def _comment(origin: str) -> str:
-    return f"  # {' '.join(origin.split())}" if origin else ""
+    return f"  # {plain(' '.join(origin.split()))}" if origin else ""
 
 
 def _completed(draft: Draft) -> dict[str, ConvertedSetting]:

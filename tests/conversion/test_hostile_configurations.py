@@ -98,9 +98,19 @@ def test_one_value_of_a_good_file_is_replaced(case: str, number: int, value: Any
 @example('{"a": ' + "9" * 5000 + "}", "a.json")
 @example("a: " + "9" * 5000, "a.yaml")
 @example('{"train_batch_size": ' + "9" * 400 + "}", "a.json")
+@example('{"train_batch_size": 8, "optimizer": {"type": "\\ud800"}}', "a.json")
+@example('per_device_train_batch_size: 4\nmodel_name_or_path: "a\\0b"', "a.yaml")
 def test_drawn_text_is_reported(text: str, name: str) -> None:
     report = convert_text(name, text, "")
     assert report.errors
+
+
+def test_comments_of_a_job_turn_no_direction_of_writing() -> None:
+    draft = Draft()
+    file = parse_config("a.json", '{"train_batch_size": 8, "optimizer": {"type": "x\\u202ey\\u0007"}}', draft.report)
+    assert file is not None
+    convert_files([("deepspeed", file)], draft)
+    assert "# x\\u202ey\\x07 is not there" in job_text(draft, "drawn")
 
 
 def test_a_file_that_is_not_there_is_reported(tmp_path: Any) -> None:
