@@ -47,6 +47,7 @@ OPTIMIZERS = [
         "adamw_betas = [0.95, 0.98], adamw_eps = 1e-10)",
         "",
     ),
+    ("lightning", "torch.optim.Adam", "adam(lr = 0.001, betas = [0.0, 0.98])", ""),
     ("transformers", "lion_32bit", "lion(lr = 0.001, betas = [0.9, 0.999])", ""),
     ("transformers", "adamw_torch_8bit", "adamw(lr = 0.001, weight_decay = 0, state = 8bit)", ""),
     ("transformers", "paged_adamw_8bit", "adamw(lr = 0.001, weight_decay = 0, state = 8bit)", "round otherwise"),
@@ -64,6 +65,9 @@ def test_optimizers_become_calls(
     config: dict[str, object] = {"train_batch_size": 8, "optimizer": {"type": name, "params": parameters}}
     if tool == "transformers":
         config = {"output_dir": "out", "per_device_train_batch_size": 8, "optim": name, "learning_rate": 1e-3}
+    if tool == "lightning":
+        arguments = {"lr": 1e-3, "betas": [0, 0.98]}
+        config = {"trainer": {"devices": 2}, "optimizer": {"class_path": name, "init_args": arguments}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     monkeypatch.chdir(tmp_path)
     draft = convert(["config.json"])

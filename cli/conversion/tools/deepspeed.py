@@ -10,6 +10,7 @@ from dslc.conversion.draft import CallDraft, ConvertedSetting, Draft, quantity, 
 from dslc.conversion.key_reader import KeyReader, is_auto
 from dslc.conversion.key_table import key_table
 from dslc.conversion.logger_keys import put_logger
+from dslc.conversion.tools.trainer_settings import read_betas
 from dslc.dsl.json_value import Json
 
 NAME = "DeepSpeed"
@@ -267,7 +268,10 @@ def _read_muon(reader: KeyReader) -> CallDraft:
     for argument, (keys, default) in _MUON.items():
         key = next((key for key in keys if reader.has(f"{_OPTIMIZER}.{key}")), "")
         path = f"{_OPTIMIZER}.{key}"
-        value = _read_betas(reader, argument) if key == "betas" else reader.number(path) if key else default
+        if key == "betas":
+            value: Json = read_betas(reader, path, argument)
+        else:
+            value = reader.number(path) if key else default
         if (value == 0 and argument in ("lr", "adamw_lr", "adamw_eps")) or (
             key == "momentum" and (reader.number(path) or 0) >= 1
         ):
@@ -330,7 +334,7 @@ def _with_parameters(reader: KeyReader, call: CallDraft) -> CallDraft:
             continue
         arguments[key] = value_text(value)
         reader.carry(path, f"train.optimizer.{key} = {arguments[key]}")
-    betas = _read_betas(reader, "betas")
+    betas = read_betas(reader, f"{_OPTIMIZER}.betas", "betas")
     if betas is not None:
         arguments["betas"] = value_text(betas)
     for flag in ("amsgrad", "nesterov"):
@@ -342,18 +346,6 @@ def _with_parameters(reader: KeyReader, call: CallDraft) -> CallDraft:
     order = ("lr", "momentum", "nesterov", "alpha", "betas", "eps", "weight_decay", "amsgrad", "freeze")
     merged = {**call.arguments, **arguments}
     return replace(call, arguments={name: merged[name] for name in order if name in merged})
-
-
-def _read_betas(reader: KeyReader, argument: str) -> list[Json] | None:
-    """Returns the two betas, which the `argument` of the optimizer has."""
-    betas = reader.value(f"{_OPTIMIZER}.betas")
-    if isinstance(betas, list) and len(betas) == 2 and all(isinstance(b, int | float) and 0 <= b < 1 for b in betas):
-        numbers: list[Json] = [float(beta) for beta in betas if isinstance(beta, int | float)]
-        reader.carry(f"{_OPTIMIZER}.betas", f"train.optimizer.{argument} = {value_text(numbers)}")
-        return numbers
-    if betas is not None:
-        reader.name(f"{_OPTIMIZER}.betas", "betas are two numbers from 0 up to 1")
-    return None
 
 
 def _read_norm(reader: KeyReader) -> None:

@@ -10,6 +10,7 @@ from dslc.conversion.draft import CallDraft, Draft, quantity, value_text
 from dslc.conversion.key_reader import KeyReader
 from dslc.conversion.key_table import key_table
 from dslc.conversion.logger_keys import put_lightning_loggers
+from dslc.conversion.tools.trainer_settings import read_betas
 
 NAME = "Lightning"
 _SCRIPT = "it belongs to the program that reads the file"
@@ -209,11 +210,11 @@ def _read_optimizer(reader: KeyReader) -> None:
     arguments: dict[str, str] = {}
     for argument in _ARGUMENTS:
         key = f"optimizer.init_args.{argument}"
-        value = reader.value(key)
-        if isinstance(value, list):
-            if len(value) == 2 and all(isinstance(beta, float) and 0 <= beta < 1 for beta in value):
-                arguments[argument] = value_text(value)
-                reader.carry(key, f"train.optimizer.{argument} = {arguments[argument]}")
+        if argument == "betas":
+            if (betas := read_betas(reader, key, argument)) is not None:
+                arguments[argument] = value_text(betas)
+        elif isinstance(reader.value(key), list):
+            continue  # the two `eps` of Adafactor
         elif argument in ("nesterov", "amsgrad"):
             if reader.flag(key):
                 arguments[argument] = "true"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from dslc.conversion.draft import CallDraft, Draft, quantity, value_text
 from dslc.conversion.key_reader import KeyReader
+from dslc.dsl.json_value import Json
 from dslc.dsl.words import quoted
 
 # Names of optimizers, and the call of a job with the same update.
@@ -145,7 +146,7 @@ def read_optimizer(reader: KeyReader, key: str, default: str) -> None:
     if rate:
         arguments["lr"] = value_text(rate)
         reader.carry("learning_rate", f"train.optimizer.lr = {arguments['lr']}")
-    arguments |= _read_betas(reader, word)
+    arguments |= _read_adam_betas(reader, word)
     if word in ("adamw", "adam"):
         epsilon = reader.number("adam_epsilon")
         if epsilon:
@@ -162,7 +163,19 @@ def read_optimizer(reader: KeyReader, key: str, default: str) -> None:
         reader.draft.set("train.no_decay", NO_DECAY, f"{reader.tool} decays no biases and norms")
 
 
-def _read_betas(reader: KeyReader, word: str) -> dict[str, str]:
+def read_betas(reader: KeyReader, key: str, argument: str) -> list[Json] | None:
+    """Returns the two betas of a list, which the `argument` of the optimizer has."""
+    betas = reader.value(key)
+    if isinstance(betas, list) and len(betas) == 2 and all(isinstance(b, int | float) and 0 <= b < 1 for b in betas):
+        numbers: list[Json] = [float(beta) for beta in betas if isinstance(beta, int | float)]
+        reader.carry(key, f"train.optimizer.{argument} = {value_text(numbers)}")
+        return numbers
+    if betas is not None:
+        reader.name(key, "betas are two numbers from 0 up to 1")
+    return None
+
+
+def _read_adam_betas(reader: KeyReader, word: str) -> dict[str, str]:
     """Returns the argument `betas`, where the file states it or the tool's default is not a job's."""
     stated = {key: reader.number(key) for key in ("adam_beta1", "adam_beta2")}
     is_default = word != "lion" and all(beta is None for beta in stated.values())
