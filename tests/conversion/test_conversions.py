@@ -174,3 +174,15 @@ def test_a_deepspeed_file_that_another_file_names_is_read_once(
     draft = convert(paths, tool=tool)
     assert not draft.report.errors and draft.tools == ["transformers", "deepspeed"]
     assert draft.settings["log.every"].text == "7 steps"
+
+
+@pytest.mark.parametrize(("precision", "offloads"), [("fp16", False), ("bf16", True)])
+def test_fsdp_of_the_trainer_offloads_where_a_job_can(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, precision: str, offloads: bool
+) -> None:
+    config = {"output_dir": "out", "per_device_train_batch_size": 4, "fsdp": "full_shard offload", precision: True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    draft = convert(["config.json"])
+    assert ("memory.offload" in draft.settings) is offloads
+    assert ("scaling the loss" in "\n".join(key_lines(draft))) is not offloads

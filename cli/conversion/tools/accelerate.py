@@ -8,7 +8,7 @@ from dslc.conversion.config_file import ConfigFile
 from dslc.conversion.draft import ConvertedSetting, Draft, value_text
 from dslc.conversion.key_reader import KeyReader
 from dslc.conversion.key_table import key_table
-from dslc.conversion.tools.trainer_settings import float8_text
+from dslc.conversion.tools.trainer_settings import excludes_offload, float8_text
 
 NAME = "Accelerate"
 _FSDP = "fsdp_config.fsdp_"
@@ -203,11 +203,8 @@ def _note_autos(reader: KeyReader) -> None:
 
 def _offload(reader: KeyReader, key: str) -> None:
     """Moves optimizer and parameters to the host, unless the precision excludes it."""
-    precision = reader.draft.settings.get("train.precision")
-    if precision and precision.text.startswith("fp16"):
-        reader.name(key, "scaling the loss needs every gradient on the device: with `bf16`, a job offloads")
-        return
-    reader.put(key, "memory.offload", "[optimizer, parameters]")
+    if not excludes_offload(reader, key):
+        reader.put(key, "memory.offload", "[optimizer, parameters]")
 
 
 def _read_axes(reader: KeyReader) -> None:

@@ -14,6 +14,7 @@ from dslc.conversion.tools.data_sources import read_text_data
 from dslc.conversion.tools.pair_arguments import LEAST_BETA, note_cross_entropy
 from dslc.conversion.tools.trainer_settings import (
     QUANTIZED_LOADS,
+    excludes_offload,
     float8_text,
     read_float8_gather,
     read_length,
@@ -433,12 +434,9 @@ def _read_split(reader: KeyReader) -> None:
             reader.carry(key, f"parallelism.zero = {stage}")
     reader.imply("fsdp", "nothing is sharded, as by default")
     for key in ("fsdp_config.offload_params", "fsdp_config.fsdp_offload_params"):
-        fp16 = reader.draft.settings.get("train.precision")
         if not reader.flag(key):
             reader.imply(key, "all stays on the device, as by default")
-        elif fp16 and fp16.text.startswith("fp16"):
-            reader.name(key, "scaling the loss needs every gradient on the device: with `bf16`, a job offloads")
-        else:
+        elif not excludes_offload(reader, key):
             reader.put(key, "memory.offload", "[optimizer, parameters]")
     recompute = reader.value("gradient_checkpointing")
     for key in ("gradient_checkpointing", "fsdp_config.activation_checkpointing",

@@ -10,7 +10,7 @@ from dslc.conversion.draft import CallDraft, ConvertedSetting, Draft, quantity, 
 from dslc.conversion.key_reader import KeyReader, is_auto
 from dslc.conversion.key_table import key_table
 from dslc.conversion.logger_keys import put_logger
-from dslc.conversion.tools.trainer_settings import read_betas
+from dslc.conversion.tools.trainer_settings import excludes_offload, read_betas
 from dslc.dsl.json_value import Json
 
 NAME = "DeepSpeed"
@@ -191,7 +191,6 @@ def _read_zero(reader: KeyReader) -> None:
 def _read_offload(reader: KeyReader, stage: int) -> None:
     """Reads `offload_optimizer`, `offload_param` and the older `cpu_offload`."""
     moved: list[str] = []
-    fp16 = reader.draft.settings.get("train.precision", ConvertedSetting("")).text.startswith("fp16")
     for key, part, least in (("offload_optimizer", "optimizer", 1), ("offload_param", "parameters", 3)):
         path = f"{_ZERO}.{key}.device"
         device, old = reader.text(path), f"{_ZERO}.{'cpu_offload' if part == 'optimizer' else 'cpu_offload_param'}"
@@ -203,8 +202,8 @@ def _read_offload(reader: KeyReader, stage: int) -> None:
             message = f"DeepSpeed moves {part} from stage {least} on, and the stage is {stage}"
             reader.warn_ignored(stated, message, "remove it")
             reader.name(stated, f"DeepSpeed moves {part} from stage {least} on")
-        elif fp16:
-            reader.name(stated, "scaling the loss needs every gradient on the device: with `bf16`, a job offloads")
+        elif excludes_offload(reader, stated):
+            continue
         elif device == "nvme":
             moved.append(part)
             reader.name(path, "a job keeps nothing on NVMe: `memory.offload` moves to the host's memory")

@@ -10,7 +10,7 @@ from dslc.conversion.draft import CallDraft, Draft, quantity, value_text
 from dslc.conversion.key_reader import KeyReader
 from dslc.conversion.key_table import key_table
 from dslc.conversion.logger_keys import put_lightning_loggers
-from dslc.conversion.tools.trainer_settings import read_betas
+from dslc.conversion.tools.trainer_settings import excludes_offload, read_betas
 
 NAME = "Lightning"
 _SCRIPT = "it belongs to the program that reads the file"
@@ -146,10 +146,7 @@ def _read_strategy(reader: KeyReader) -> None:
         reader.put(key, "parallelism.zero", str(stage))
         if name in _FORMER_STRATEGIES:
             reader.warn_ignored(key, f"Lightning 2 refuses the strategy `{name}`", "write `fsdp` or `deepspeed`")
-        precision = reader.draft.settings.get("train.precision")
-        if offloads and precision and precision.text.startswith("fp16"):
-            reader.name(key, "scaling the loss needs every gradient on the device: with `bf16`, a job offloads")
-        elif offloads:
+        if offloads and not excludes_offload(reader, key):
             reader.draft.set("memory.offload", "[optimizer, parameters]", name)
     elif _REPLICAS.fullmatch(name):
         reader.imply(key, "data ranks are replicas, by default", auto=True)

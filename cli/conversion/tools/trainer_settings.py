@@ -87,6 +87,15 @@ def read_float8_gather(reader: KeyReader, key: str, recipe: str = "tensorwise") 
     return False
 
 
+def excludes_offload(reader: KeyReader, key: str) -> bool:
+    """Returns whether the precision excludes offloading, which `key` asks for; then the verdict of the key says why."""
+    precision = reader.draft.settings.get("train.precision")
+    if precision is None or not precision.text.startswith("fp16"):
+        return False
+    reader.name(key, "scaling the loss needs every gradient on the device: with `bf16`, a job offloads")
+    return True
+
+
 def read_length(reader: KeyReader, steps_key: str, epochs_key: str, default_epochs: int | None = None) -> None:
     """Reads the length in steps, or in epochs; a fraction of an epoch is rounded up."""
     draft = reader.draft

@@ -14,6 +14,7 @@ from dslc.conversion.tools.data_sources import read_image_data, set_text_source
 from dslc.conversion.tools.pair_arguments import read_pairs
 from dslc.conversion.tools.trainer_settings import (
     QUANTIZED_LOADS,
+    excludes_offload,
     read_length,
     read_lora,
     read_model,
@@ -239,7 +240,7 @@ def _read_memory(reader: KeyReader) -> None:
     stage = next((_SHARDING[word] for word in words.split() if word in _SHARDING), None)
     if stage is not None:
         reader.put("fsdp", "parallelism.zero", str(stage))
-        if "offload" in words:
+        if "offload" in words and not excludes_offload(reader, "fsdp"):
             reader.draft.set("memory.offload", "[optimizer, parameters]", "fsdp: offload")
         if "hybrid" in words:
             reader.name("fsdp", "`parallelism.replicas` is the number of copies: nodes, for FSDP")
