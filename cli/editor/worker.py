@@ -39,9 +39,10 @@ class AnalysisWorker:
         """Starts the process if none runs, with `lock` held."""
         if self.process is None or self.process.returncode is not None:
             self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "dslc.editor.worker", stdin=asyncio.subprocess.PIPE,
+                *(sys.executable, "-P", "-m", "dslc.editor.worker"),  # -P: no module of the folder that is edited
+                stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-            )  # fmt: skip
+            )
         return self.process
 
     async def analyse(self, request: AnalysisRequest) -> AnalysisReply | None:

@@ -237,7 +237,7 @@ def test_a_rename_that_cannot_be_says_why(client: LspClient, folder: Path, mark:
 def test_a_mistake_of_an_imported_file_is_shown_at_the_import(client: LspClient, folder: Path) -> None:
     (folder / "faulty.plt").write_text("data {\n  bach = 64\n}\n")
     uri = client.open(folder / "importing.plt", 'import "faulty.plt"\n' + JOB)
-    (found,) = client.diagnostics(uri, 1)
+    (found,) = client.diagnostics(uri, 1, analysed=True)
     assert found["range"]["start"] == {"line": 0, "character": 0}
     (related,) = found["relatedInformation"]
     assert related["location"]["uri"] == (folder / "faulty.plt").as_uri()
@@ -279,6 +279,17 @@ def apply_edit(text: str, edit: dict[str, Any]) -> str:
     starts = [0, *(at + 1 for at, char in enumerate(text) if char == "\n")]
     start, end = (starts[edit["range"][key]["line"]] + edit["range"][key]["character"] for key in ("start", "end"))
     return text[:start] + edit["newText"] + text[end:]
+
+
+def test_no_module_of_the_folder_runs(tmp_path: Path) -> None:
+    """One with the name of a library was imported in its place."""
+    (tmp_path / "lark.py").write_text(
+        "import sys\n\nopen('imported', 'w').close()\nsys.path.pop(0)\ndel sys.modules['lark']\nimport lark\n"
+    )
+    client = LspClient(tmp_path)
+    uri = client.open(tmp_path / "job.plt", JOB.replace("batch = 64", "batch = 63"))
+    assert [found["code"] for found in client.diagnostics(uri, 1, analysed=True)] == ["E0301"]
+    assert client.close() == 0 and not (tmp_path / "imported").exists()
 
 
 def test_without_pygls_the_command_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
