@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from urllib.parse import quote
 
 from dslc.dsl.codes import explain, titles
 from dslc.dsl.diagnostics import Diagnostic
@@ -117,7 +118,7 @@ def _result(job: str, diagnostic: Diagnostic, rule: int, seen: Counter[str]) -> 
         for note in diagnostic.notes
         if note.span is not None and relative_path(note.span.source.name)
     ]
-    place = _location(span) if span else {"physicalLocation": {"artifactLocation": {"uri": relative_path(job)}}}
+    place = _location(span) if span else {"physicalLocation": {"artifactLocation": _artifact(job)}}
     result: dict[str, Json] = {
         "ruleId": diagnostic.code,
         "ruleIndex": rule,
@@ -141,8 +142,11 @@ def _fingerprint(job: str, diagnostic: Diagnostic, span: Span | None, seen: Coun
 
 def _location(span: Span | None) -> dict[str, Json]:
     assert span is not None
-    artifact: Json = {"uri": relative_path(span.source.name)}
-    return {"physicalLocation": {"artifactLocation": artifact, "region": _region(span)}}
+    return {"physicalLocation": {"artifactLocation": _artifact(span.source.name), "region": _region(span)}}
+
+
+def _artifact(name: str) -> dict[str, Json]:
+    return {"uri": quote(relative_path(name))}
 
 
 def _region(span: Span) -> dict[str, Json]:
@@ -158,10 +162,7 @@ def _fixes(diagnostic: Diagnostic, span: Span | None) -> Iterator[Json]:
         made = apply_fix(source.text, source.name, fix) if source and relative_path(source.name) else None
         if source is not None and made is not None:
             replacements: list[Json] = [_replacement(source, edit) for edit in text_edits(source.text, made)]
-            change: Json = {
-                "artifactLocation": {"uri": relative_path(source.name)},
-                "replacements": replacements,
-            }
+            change: Json = {"artifactLocation": _artifact(source.name), "replacements": replacements}
             yield {"description": {"text": plain(fix.title)}, "artifactChanges": [change]}
 
 

@@ -85,6 +85,14 @@ def test_a_fix_of_sarif_makes_the_text_of_the_fix(folder: Path, capsys: pytest.C
     assert "".join(lines) == Path(JOBS[0]).read_text().replace("liner", "linear")
 
 
+def test_paths_of_sarif_are_addresses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(JOBS[0], "odd 100%.plt")
+    results = run_of(printed(capsys, "sarif", "odd 100%.plt"))["results"]
+    places = {result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] for result in results}
+    changes = [change for result in results for fix in result.get("fixes", ()) for change in fix["artifactChanges"]]
+    assert places | {change["artifactLocation"]["uri"] for change in changes} == {"odd%20100%25.plt"} and changes
+
+
 def test_fingerprints_stay_when_lines_move(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def fingerprints() -> dict[str, str]:
         run = run_of(printed(capsys, "sarif", JOBS[0]))
