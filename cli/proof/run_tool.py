@@ -51,7 +51,9 @@ RUNNERS = {
 
 def check_tool(tool: Tool, python: str) -> None:
     """Raises ToolError if the interpreter does not have the tool."""
-    code = f"import importlib.util as u, sys; sys.exit(not (u.find_spec('torch') and u.find_spec({tool.module!r})))"
+    here = "sys.path = [path for path in sys.path if path]"  # a folder of the tool's name there is no installation
+    found = f"u.find_spec('torch') and u.find_spec({tool.module!r})"
+    code = f"import importlib.util as u, sys; {here}; sys.exit(not ({found}))"
     try:
         result = subprocess.run([python, "-c", code], env=_environment(python), capture_output=True, timeout=60)
     except OSError as error:

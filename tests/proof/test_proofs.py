@@ -167,6 +167,20 @@ def test_a_tool_that_is_not_installed_is_named(
     assert not list((tmp_path / "temporary").iterdir())
 
 
+def test_a_folder_of_configurations_is_no_installation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("work/deepspeed", "site/torch"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "work" / "deepspeed" / "ds.json").write_text(json.dumps({"train_batch_size": 8}))
+    python = tmp_path / "python"  # an interpreter that has torch alone
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}/site exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.chdir(tmp_path / "work")
+    assert main(["convert", "deepspeed/ds.json", "--prove", "--python", str(python)]) == 3
+    assert f"DeepSpeed is not installed in {python}" in capsys.readouterr().err
+
+
 def test_options_of_a_proof_need_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", str(tmp_path / "ds.json"), "--model", "net.plt"]) == 2
     assert "belong to --prove" in capsys.readouterr().err
