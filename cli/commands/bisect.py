@@ -402,7 +402,7 @@ def _show(
     for step, losses, loss, gradient in step_rows(one, other, bounds):
         table.add_row(
             str(step),
-            *(f"{value:.6f}" for value in losses),
+            *("not finite" if value is None else f"{value:.6f}" for value in losses),
             f"{loss.distance:.1e}",
             rounding_share_text(loss.share),
             f"{gradient.distance:.1e}",

@@ -232,14 +232,18 @@ def _times(share: float) -> str:
 
 def step_rows(
     one: TensorRecording, other: TensorRecording, bounds: Mapping[TensorKey, float]
-) -> Iterator[tuple[int, tuple[float, float], TensorDistance, TensorDistance]]:
-    """Yields for each step the losses, and the distances of losses and norms."""
+) -> Iterator[tuple[int, tuple[float | None, float | None], TensorDistance, TensorDistance]]:
+    """Yields for each step the losses, None for one that is not finite, and the distances of losses and norms."""
     steps = {each.step for each in other.steps}
     for step in (each.step for each in one.steps if each.step in steps):
         loss, gradient = TensorKey(step=step, kind=LOSS), TensorKey(step=step, kind=NORM)
         yield (
             step,
-            (float(one.sums[loss][0]), float(other.sums[loss][0])),
+            (_number(one, loss), _number(other, loss)),
             tensor_distance(one, other, bounds, loss),
             tensor_distance(one, other, bounds, gradient),
         )
+
+
+def _number(recording: TensorRecording, key: TensorKey) -> float | None:
+    return None if recording.numbers[key][1] else float(recording.sums[key][0])

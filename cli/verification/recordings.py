@@ -128,7 +128,10 @@ def join_ranks(name: str, seen: Observation, single: TensorRecording | None = No
                 if kind in (LOSS, NORM):
                     value = loss if kind == LOSS else one.norm
                     is_finite = math.isfinite(value)
-                    joined.sums[key], joined.numbers[key] = np.array([value if is_finite else 0.0]), (1, not is_finite)
+                    joined.sums[key], joined.numbers[key] = (
+                        np.array([value if is_finite else 0.0]),
+                        (1, int(not is_finite)),
+                    )
                 else:
                     _join(joined, key, rows[key], single)
     return joined
@@ -240,7 +243,7 @@ def read_recording(path: str) -> tuple[TensorRecording, dict[TensorKey, float]]:
         for values, row in zip(table, header["rows"], strict=True):
             described, width, numbers, nonfinite, bound, copies, shape = row
             key = from_json(TensorKey, described)
-            recording.sums[key], recording.numbers[key] = values[:width], (numbers, nonfinite)
+            recording.sums[key], recording.numbers[key] = values[:width], (numbers, int(nonfinite))
             if bound is not None:
                 bounds[key] = bound
             if key.kind == OUTPUT:

@@ -26,7 +26,7 @@ from dslc.compiler.facts.checkpoint_names import MANIFEST, name_of
 from dslc.runtime.measure.observe import Observation, StepObservation
 from dslc.runtime.step import tensor_summaries
 from dslc.runtime.step.tensor_summaries import summarize
-from dslc.verification.bisection import find_difference
+from dslc.verification.bisection import find_difference, step_rows
 from dslc.verification.comparison import order_share, rounding_share_text, share_sentence
 from dslc.verification.recordings import (
     CopyDistance,
@@ -330,6 +330,17 @@ def test_samples_that_a_step_takes_twice_stay_two() -> None:
     )
     (joined,) = join_ranks("one", cast(Observation, _Seen([(step,)]))).steps
     assert (joined.samples, joined.digests) == ((3, 5, 5), ("y", "x", "x"))
+
+
+def test_losses_that_are_not_finite_are_counted() -> None:
+    step = StepObservation(step=1, samples=(), digests=(), total=1.0, number=1.0, norm=1.0, lr=0.1, noise=False)
+    steps = step, replace(step, total=math.inf)
+    one, other = (join_ranks("one", cast(Observation, _Seen([(each,)]))) for each in steps)
+    bounds = dict.fromkeys(one.sums, 1e-6)
+    result = find_difference(one, other, bounds)
+    assert result.text == "the loss" and result.details[0] == "0 of its numbers are not finite in A, 1 in B"
+    [(_, losses, _, _)] = step_rows(one, other, bounds)
+    assert losses == (1.0, None)
 
 
 class _Seen:
