@@ -250,6 +250,6 @@ def read_recording(path: str) -> tuple[TensorRecording, dict[TensorKey, float]]:
                 recording.shapes[key] = tuple(shape)
             if copies is not None:
                 recording.copies[key] = from_json(CopyDistance, copies)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (OSError, SafetensorError, LookupError, TypeError, ValueError) as error:
         raise RecordingError(f"{path} is no recording: {error}") from None
     return recording, bounds

@@ -20,6 +20,7 @@ from helpers.paths import HELPERS
 from helpers.planted_faults import DIFFERENT_COPIES, FAULTS
 from instruments import equal_runs
 from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from dslc.commands.bisect import failure_notes
 from dslc.compiler.facts.checkpoint_names import MANIFEST, name_of
@@ -31,6 +32,7 @@ from dslc.verification.comparison import order_share, rounding_share_text, share
 from dslc.verification.recordings import (
     CopyDistance,
     RecordedStep,
+    RecordingError,
     TensorKey,
     TensorRecording,
     join_ranks,
@@ -299,6 +301,14 @@ def test_a_file_holds_a_recording(tmp_path: Path) -> None:
     (tmp_path / "b.recording").write_text("{}")
     run = dslc("bisect", "a.recording", "b.recording", cwd=tmp_path)
     assert run.returncode == 1 and "error[E1201]: b.recording is no recording: " in run.stderr
+    header = np.frombuffer(
+        b'{"name": "", "description": "", "lines": {}, "steps": [], "precision": "float32", "by_nature": [],'
+        b' "rows": [[{"step": 1, "kind": "loss", "name": ""}, 1, 1, 0, 0.1, null, []]]}',
+        dtype=np.uint8,
+    )
+    save_file({"sums": np.zeros(1), "header": header}, tmp_path / "flat.recording", {"recording": "2"})
+    with pytest.raises(RecordingError, match="is no recording"):
+        read_recording(str(tmp_path / "flat.recording"))
     run = dslc("bisect", "a.recording", "a.recording", cwd=tmp_path)
     assert run.returncode == 1, "a copy differs"
     assert "they part at step 1, at `b` after the update within A: rank 3's copy is 0.5 away" in run.stdout
