@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from benchmarks.measure import Ratio, compare, interval
@@ -108,40 +109,30 @@ def show(ratio: Ratio) -> None:
 
 
 def bench_gpt(pairs: int) -> None:
-    def by_hand() -> float:
-        return step_by_hand("gpt")
-
-    show(compare("step, gpt", lambda: step_of_dslc("gpt"), by_hand, pairs=pairs, unit="ms", target=1))
+    ours, by_hand = partial(step_of_dslc, "gpt"), partial(step_by_hand, "gpt")
+    show(compare("step, gpt", ours, by_hand, pairs=pairs, unit="ms", target=1))
 
 
 def bench_moe(pairs: int) -> None:
     """Compares a Llama with experts, and a loop over torch's `grouped_mm`."""
-
-    def by_hand() -> float:
-        return step_by_hand("moe")
-
-    show(compare("step, moe", lambda: step_of_dslc("moe"), by_hand, pairs=pairs, unit="ms", target=1.02))
+    ours, by_hand = partial(step_of_dslc, "moe"), partial(step_by_hand, "moe")
+    show(compare("step, moe", ours, by_hand, pairs=pairs, unit="ms", target=1.02))
 
 
 def bench_convnet(pairs: int) -> None:
-    def by_hand() -> float:
-        return step_by_hand("convnet")
-
-    show(compare("step, convnet", lambda: step_of_dslc("convnet"), by_hand, pairs=pairs, unit="ms", target=1))
+    ours, by_hand = partial(step_of_dslc, "convnet"), partial(step_by_hand, "convnet")
+    show(compare("step, convnet", ours, by_hand, pairs=pairs, unit="ms", target=1))
     # No target: hand-written code on CPUs has nothing that computes these statistics.
     name = "step, convnet with batch statistics over all ranks"
-    show(compare(name, lambda: step_of_dslc("convnet", "sync=true"), by_hand, pairs=max(6, pairs // 5), unit="ms"))
+    show(compare(name, partial(ours, "sync=true"), by_hand, pairs=max(6, pairs // 5), unit="ms"))
 
 
 def bench_dropout(pairs: int) -> None:
     """Compares dropout by sample with that of torch's generator, one for each rank."""
-    dropout = "model.network.dropout=0.1"
-
-    def by_torch() -> float:
-        return step_of_dslc("gpt", dropout, "train.dropout_generator=torch")
-
+    by_sample = partial(step_of_dslc, "gpt", "model.network.dropout=0.1")
+    by_torch = partial(by_sample, "train.dropout_generator=torch")
     name = "step, gpt, dropout by sample over torch's"
-    show(compare(name, lambda: step_of_dslc("gpt", dropout), by_torch, pairs=pairs, unit="ms", target=1.02))
+    show(compare(name, by_sample, by_torch, pairs=pairs, unit="ms", target=1.02))
 
 
 def bench_phases(pairs: int) -> None:
@@ -153,30 +144,17 @@ def bench_phases(pairs: int) -> None:
 
 def bench_zero(pairs: int) -> None:
     """Runs a third of the other benchmarks' steps, so that thirty pairs of each end within the hour."""
-    steps = 21
     for zero, flags in ((1, ()), (1, ("--fully-shard",)), (2, ()), (3, ())):
-
-        def ours(zero: int = zero) -> float:
-            return step_of_dslc("gpt", f"parallelism.zero={zero}", f"train.steps={steps}")
-
-        def by_hand(zero: int = zero, flags: tuple[str, ...] = flags) -> float:
-            return step_by_hand("gpt", "--zero", str(zero), "--steps", str(steps), *flags)
-
+        ours = partial(step_of_dslc, "gpt", f"parallelism.zero={zero}", "train.steps=21")
+        by_hand = partial(step_by_hand, "gpt", "--zero", str(zero), "--steps", "21", *flags)
         name = f"step, gpt, zero {zero}" + (" against fully_shard" if flags else "")
         show(compare(name, ours, by_hand, pairs=pairs, unit="ms", target=1.02))
 
 
 def bench_pipeline(pairs: int) -> None:
     """Compares two stages of two blocks each, 1F1B, eight micro-batches of two sequences."""
-    steps, pieces = 21, 8
-
-    def ours() -> float:
-        axes = ("parallelism.pipeline=2", f"parallelism.microbatches={pieces}")
-        return step_of_dslc("gpt", *axes, f"train.steps={steps}")
-
-    def by_hand() -> float:
-        return step_by_hand("gpt", "--pipeline", "--microbatches", str(pieces), "--steps", str(steps))
-
+    ours = partial(step_of_dslc, "gpt", "parallelism.pipeline=2", "parallelism.microbatches=8", "train.steps=21")
+    by_hand = partial(step_by_hand, "gpt", "--pipeline", "--microbatches", "8", "--steps", "21")
     show(compare("step, gpt, pipeline 2", ours, by_hand, pairs=pairs, unit="ms", target=1.02))
 
 
@@ -184,23 +162,16 @@ def bench_tensor(pairs: int) -> None:
     """Compares half of each matrix on either rank: as a job has it on CPUs, with whole sequences between them, with a
     loop that has pieces; and each way with a loop of that way.
     """
-    steps = 21
     pieces, whole = ("parallelism.sequence=true",), ("--whole-sequence",)
     sides = (("", (), (), 0.8), (", pieces", pieces, (), 1.02), (", whole sequences", (), whole, 1.02))
     for way, settings, flags, target in sides:
-
-        def ours(settings: tuple[str, ...] = settings) -> float:
-            return step_of_dslc("gpt", "parallelism.tensor=2", *settings, f"train.steps={steps}")
-
-        def by_hand(flags: tuple[str, ...] = flags) -> float:
-            return step_by_hand("gpt", "--tensor", *flags, "--steps", str(steps))
-
+        ours = partial(step_of_dslc, "gpt", "parallelism.tensor=2", *settings, "train.steps=21")
+        by_hand = partial(step_by_hand, "gpt", "--tensor", *flags, "--steps", "21")
         show(compare(f"step, gpt, tensor 2{way}", ours, by_hand, pairs=pairs, unit="ms", target=target))
 
 
 def bench_shared_memory(pairs: int) -> None:
     """Compares collectives through shared memory with the loop by hand over gloo."""
-    steps = ("train.steps=21", "devices.backend=shared_memory")
     sides = {
         "gpt": ((), (), 0.85),
         "gpt, zero 3": (("parallelism.zero=3",), ("--zero", "3"), 0.8),
@@ -210,13 +181,8 @@ def bench_shared_memory(pairs: int) -> None:
         ),
     }  # fmt: skip
     for name, (settings, flags, target) in sides.items():
-
-        def ours(settings: tuple[str, ...] = settings) -> float:
-            return step_of_dslc("gpt", *settings, *steps)
-
-        def by_hand(flags: tuple[str, ...] = flags) -> float:
-            return step_by_hand("gpt", *flags, "--steps", "21")
-
+        ours = partial(step_of_dslc, "gpt", *settings, "train.steps=21", "devices.backend=shared_memory")
+        by_hand = partial(step_by_hand, "gpt", *flags, "--steps", "21")
         title = f"step, {name}, shared memory over gloo by hand"
         show(compare(title, ours, by_hand, pairs=pairs, unit="ms", target=target))
 
@@ -224,9 +190,7 @@ def bench_shared_memory(pairs: int) -> None:
 def bench_stages(pairs: int) -> None:
     """Compares a balanced cut with equal numbers of layers, beside the plans' predictions."""
     equal = "[4, 4]"
-
-    def step(stages: str) -> float:
-        return step_of_dslc("heavy_head", f"parallelism.stages={stages}")
+    steps = [partial(step_of_dslc, "heavy_head", f"parallelism.stages={stages}") for stages in ("balanced", equal)]
 
     def length(stages: str) -> float:
         """Returns the length of a step by its plan, where the work of both ranks together is 1."""
@@ -235,7 +199,7 @@ def bench_stages(pairs: int) -> None:
         return float(1 / (1 - plan["schedule"]["bubble"]))
 
     name = f"step, heavy head, balanced stages over {equal}"
-    show(compare(name, lambda: step("balanced"), lambda: step(equal), pairs=pairs, unit="ms"))
+    show(compare(name, *steps, pairs=pairs, unit="ms"))
     print(f"{name}, by their plans: {length('balanced') / length(equal):.3f}", flush=True)
 
 
@@ -363,11 +327,8 @@ def bench_gpt2(pairs: int) -> None:
 
     if not torch.cuda.is_available():
         sys.exit("gpt2: there is no GPU here")
-
-    def by_hand() -> float:
-        return step_by_hand("gpt2", command=handwritten_command)
-
-    ratio = compare("step, gpt2 on a GPU", lambda: step_of_dslc("gpt2"), by_hand, pairs=pairs, unit="ms", target=1)
+    ours, by_hand = partial(step_of_dslc, "gpt2"), partial(step_by_hand, "gpt2", command=handwritten_command)
+    ratio = compare("step, gpt2 on a GPU", ours, by_hand, pairs=pairs, unit="ms", target=1)
     show(ratio)
     plan = json.loads(finish(dslc("plan", os.path.join(HERE, "jobs", "gpt2.plt"), "--summary")))
     speed = plan["ranks"][0]["flops"] / (ratio.ours / 1000)
