@@ -8,10 +8,10 @@ values written. Seconds are those of one core.
 from __future__ import annotations
 
 import os
-import re
 import time
 from dataclasses import dataclass
 
+from benchmarks.page_blocks import write_block
 from dslc.compiler.ir.number_text import byte_text
 from dslc.compiler.rules.choice.choice_text import time_cell
 from dslc.compiler.rules.choice.plan_choice import PlanChoice, PricedPlan
@@ -22,7 +22,6 @@ from dslc.jobs.choose_plan import explore_plans, price_written
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PAGE = os.path.join(os.path.dirname(HERE), "docs", "choosing.md")
-BEGIN, END = "<!-- plans, written by `python -m benchmarks choose` -->\n", "<!-- end of plans -->\n"
 RUNNERS_UP = 2
 _SIZES = {
     "8B": "layers = 32, width = 4096, hidden = 14_336, heads = 32, kv_heads = 8",
@@ -117,12 +116,7 @@ def main() -> None:
         rows = _rows(case, *_search(case))
         print("\n".join(rows), flush=True)
         lines += rows
-    with open(PAGE, encoding="utf-8") as file:
-        page = file.read()
-    table = "\n".join(lines) + "\n"
-    page = re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: f"{BEGIN}{table}{END}", page, flags=re.DOTALL)
-    with open(PAGE, "w", encoding="utf-8") as file:
-        file.write(page)
+    write_block(PAGE, "plans", "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

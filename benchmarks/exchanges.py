@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.page_blocks import write_block
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -70,18 +72,9 @@ class Timed:
 def main() -> None:
     if reason := why_none():
         sys.exit(reason)
-    text = PAGE.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
-        text = _replace_table(text, "times", _times(Path(folder)))
-        PAGE.write_text(text, encoding="utf-8")
-        text = _replace_table(text, "results", _results(Path(folder)))
-    PAGE.write_text(text, encoding="utf-8")
-
-
-def _replace_table(text: str, name: str, table: str) -> str:
-    marks = f"<!-- {name}, written by `python -m benchmarks exchanges` -->\n", f"<!-- end of {name} -->"
-    before, _, rest = text.partition(marks[0])
-    return before + marks[0] + table + marks[1] + rest.partition(marks[1])[2]
+        write_block(PAGE, "times", _times(Path(folder)))
+        write_block(PAGE, "results", _results(Path(folder)))
 
 
 # ----------------------------------------------------------------------------------------------------------- times

@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.measured_plans import CASES
+from benchmarks.page_blocks import write_block
 from benchmarks.step_times import GROUPS, PAGE, ROOT, finish, flags, jobs_folder
 from dslc.compiler.cost.estimate import fitted_step
 from dslc.compiler.cost.fitted_times import CORE, fit_steps, left_out_errors, uncovered
@@ -31,7 +32,6 @@ from dslc.jobs.check_job import inspect
 from dslc.jobs.step_fits import TimedStep, UnusableRunError, features_of, small_jobs, trained_step
 
 KEPT = ROOT / "benchmarks" / "measured" / "cpu_steps.jsonl"
-MARKS = ("<!-- fits, written by `python -m benchmarks fits` -->\n", "<!-- end of fits -->")
 STEPS, LOGGED = 37, 4
 TRAINED = ("train.epochs=none", f"train.steps={STEPS}", f"log.every={LOGGED} steps")
 EXCHANGES = (
@@ -207,9 +207,7 @@ def _row(known: str, predicted: str, errors: Sequence[float]) -> str:
 def write_table(folder: Path) -> None:
     lines = list(table_lines(measured_steps(folder)))
     print("\n".join(lines))
-    before, begin, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
-    table = "\n".join(lines) + "\n"
-    PAGE.write_text(before + begin + table + MARKS[1] + rest.partition(MARKS[1])[2], encoding="utf-8")
+    write_block(PAGE, "fits", "\n".join(lines) + "\n")
 
 
 def main(seconds: float = 0.0) -> None:

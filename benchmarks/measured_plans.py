@@ -9,7 +9,6 @@ with the measured one.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from dataclasses import dataclass
 from itertools import combinations
@@ -17,10 +16,10 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from benchmarks.page_blocks import write_block
 from benchmarks.step_times import ROOT, TRAINED, finish, flags, jobs_folder
 
 PAGE = ROOT / "docs" / "choosing.md"
-MARKS = ("<!-- measured, written by `python -m benchmarks plans` -->\n", "<!-- end of measured -->")
 CLOSE = 1.15  # times the fastest plan: those up to here are measured again
 KEPT = 4  # runs of a job, for `dslc calibrate --from`
 APART = 1.1  # measured times that differ by less have no order
@@ -185,8 +184,4 @@ def write_measured() -> None:
             f"order.\n\n{errors_from_runs(measured, folder)}"
         )
     print(summary)
-    table = "\n".join(lines) + f"\n\n{summary}\n"
-    page = PAGE.read_text(encoding="utf-8")
-    begin, end = map(re.escape, MARKS)
-    page = re.sub(f"{begin}.*?{end}", lambda _: f"{MARKS[0]}{table}{MARKS[1]}", page, flags=re.DOTALL)
-    PAGE.write_text(page, encoding="utf-8")
+    write_block(PAGE, "measured", "\n".join(lines) + f"\n\n{summary}\n")

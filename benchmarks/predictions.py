@@ -15,6 +15,7 @@ from functools import cache
 
 import numpy as np
 
+from benchmarks.page_blocks import write_block
 from benchmarks.published import HERE, ROWS, Run, read_runs
 from benchmarks.published_choices import bound_lines, choice_lines, odd_pair_lines
 from benchmarks.published_fit import Array, errors, fit_foundry, fit_kernels, fit_megatron
@@ -223,16 +224,9 @@ def write_catalogue(fit: PublishedFit, *sources: str) -> None:
         file.write("\n".join(lines) + "\n")
 
 
-def write_block(name: str, lines: Iterator[str] | Sequence[str]) -> None:
-    """Replaces the block `name` of the page, which stands between two comments."""
-    with open(PAGE) as file:
-        text = file.read()
-    begin, end = f"<!-- {name}, written by `python -m benchmarks.predictions` -->\n", f"<!-- end of {name} -->"
-    before, _, rest = text.partition(begin)
-    _, _, after = rest.partition(end)
-    assert rest and after, f"no block `{name}`"
-    with open(PAGE, "w") as file:
-        file.write(before + begin + "\n".join(("", *lines, "", "")) + end + after)
+def write_lines(name: str, lines: Iterator[str] | Sequence[str]) -> None:
+    """Writes the block `name` of the page."""
+    write_block(PAGE, name, "\n".join(("", *lines, "", "")))
 
 
 def write_fits(runs: Sequence[Run]) -> None:
@@ -259,11 +253,11 @@ def write_fits(runs: Sequence[Run]) -> None:
         "products, attention, loss, update, launch, rest: 403 kernels on one H200, torch 2.11,",
         "benchmarks/measured/h200_kernels.jsonl; memory, overlap, latency: those of a100_40g.",
     )
-    write_block(
+    write_lines(
         "constants", list(constants_table((("A100", a100), ("H200", h200), ("A100, Megatron-DeepSpeed", megatron))))
     )
     left_out = held_out(foundry, lambda run: run.model, lambda rest: fit_foundry(rest, kernels, megatron))
-    write_block(
+    write_lines(
         "llm-foundry",
         [
             *error_table("model left out", foundry, left_out, lambda run: run.model),
@@ -272,7 +266,7 @@ def write_fits(runs: Sequence[Run]) -> None:
         ],
     )
     left_out = held_out(vtrain, lambda run: run.width, fit_megatron)
-    write_block(
+    write_lines(
         "vTrain",
         [
             *error_table("width left out", vtrain, left_out, lambda run: run.width),
@@ -295,9 +289,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if not arguments.keep:
         write_fits(read_runs(arguments.rows))
-    write_block("H100 in bf16", list(torchtitan_table(H100)))
-    write_block("A100 in bf16", list(torchtitan_table(A100)))
-    write_block("H100 in Float8", list(torchtitan_table(FLOAT8)))
+    write_lines("H100 in bf16", list(torchtitan_table(H100)))
+    write_lines("A100 in bf16", list(torchtitan_table(A100)))
+    write_lines("H100 in Float8", list(torchtitan_table(FLOAT8)))
 
 
 if __name__ == "__main__":

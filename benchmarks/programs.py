@@ -15,10 +15,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.measure import Ratio, compare
+from benchmarks.page_blocks import write_block
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parent / "tests" / "programs"
-BEGIN, END = "<!-- programs, written by `python -m benchmarks programs` -->\n", "<!-- end of programs -->\n"
 FEW, MANY = 20, 220  # steps; the first are slower, and are left out
 
 # The seconds from one step of a program's plain loop to a later one.
@@ -96,9 +96,6 @@ def _lines(text: str) -> int:
 
 def write(found: Sequence[ProgramComparison], path: Path = HERE / "README.md") -> None:
     """Writes the table between its marks in the page."""
-    before, begin, rest = path.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    assert begin and end, f"{path} has no place for the table"
     cores, today = os.cpu_count(), datetime.date.today()
     told = (
         "Each program of [tests/programs](../tests/programs) in one process, as a job and as a loop: the time of\n"
@@ -108,4 +105,4 @@ def write(found: Sequence[ProgramComparison], path: Path = HERE / "README.md") -
     )
     head = "| program | job | loop | ratio [95%] | lines of the job | of the loop |\n" + "| --- " * 6 + "|\n"
     table = head + "".join(f"{each.row}\n" for each in found)
-    path.write_text(f"{before}{begin}{told}\n{table}{end}{after}")
+    write_block(path, "programs", f"{told}\n{table}")

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmarks.page_blocks import read_block, write_block
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 from helpers.commands import dslc  # noqa: E402
@@ -25,7 +27,6 @@ from helpers.hosts import TOOL, namespaces, started  # noqa: E402
 from helpers.launcher import DSLC  # noqa: E402
 
 PAGE = ROOT / "docs" / "step-time.md"
-MARKS = ("<!-- times, written by `python -m benchmarks times` -->\n", "<!-- end of times -->")
 TRAINED = ("train.steps=46", "train.epochs=none", "log.every=9 steps")
 ENVIRONMENT = {**os.environ, "XDG_CONFIG_HOME": "/nonexistent"}  # without the calibrations of who runs this
 TINY_LLAMA = {
@@ -161,8 +162,7 @@ def jobs_folder() -> Iterator[Path]:
 
 def write_table(runs: int, jobs: Sequence[str] = ()) -> None:
     """Measures all rows, `runs` times each, and writes the table; with `jobs`, as "own", their rows alone."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(MARKS[0])
-    old, _, after = rest.partition(MARKS[1])
+    old = read_block(PAGE, "times")
     rows = {_row_key(line): line for line in old.splitlines()[2:] if line.startswith("| ") and jobs}
     with jobs_folder() as folder:
         for group in GROUPS:
@@ -176,7 +176,7 @@ def write_table(runs: int, jobs: Sequence[str] = ()) -> None:
     print(summary)
     heading = "| job | plan | predicted | measured | off by |\n| --- | --- | ---: | ---: | ---: |\n"
     table = heading + "".join(f"{text}\n" for text in rows.values()) + f"\n{summary}\n"
-    PAGE.write_text(before + MARKS[0] + table + MARKS[1] + after, encoding="utf-8")
+    write_block(PAGE, "times", table)
 
 
 def _row_key(text: str) -> tuple[str, ...]:

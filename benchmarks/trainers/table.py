@@ -22,9 +22,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from benchmarks.measure import compare_all
+from benchmarks.page_blocks import write_block
 
 HERE = Path(__file__).parent.parent
-BEGIN, END = "<!-- trainers, written by `python -m benchmarks trainers` -->\n", "<!-- end of trainers -->\n"
 INSTALL = "pip install accelerate transformers lightning deepspeed"  # Accelerate needs transformers for a tensor axis
 STEPS, RANKS = 21, 2
 NEAR = 0.01  # how far a tool's last loss may be from that of the hand-written loop, as a fraction
@@ -193,9 +193,6 @@ def machine() -> str:
 def write_table(
     pairs: int, train_dslc: TrainDslc, environment: Mapping[str, str], path: Path = HERE / "README.md"
 ) -> None:
-    before, begin, rest = path.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    assert begin and end, f"{path} has no place for the table"
     place, versions = machine(), installed()
     lines, notes = [], []
     for row in ROWS:
@@ -208,4 +205,4 @@ def write_table(
     head = f"| {' | '.join(['step', 'by hand', 'dslc', *names])} |\n" + "| --- " * (3 + len(names)) + "|\n"
     table = head + "".join(f"{line}\n" for line in lines)
     cannot = "\nWhat tools cannot do on CPUs:\n\n" + "".join(f"{note}\n" for note in notes) if notes else ""
-    path.write_text(f"{before}{begin}{title}\n{table}{cannot}{end}{after}")
+    write_block(path, "trainers", f"{title}\n{table}{cannot}")
