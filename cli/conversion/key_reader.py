@@ -143,6 +143,28 @@ class KeyReader:
         self.draft.set(setting, text, path)
         self.carry(path, f"{setting} = {text}")
 
+    def put_number(self, path: str, setting: str, *, least: int = 1) -> None:
+        """Sets a field of the job to a whole number, if the file states one."""
+        number = self.whole_number(path, least=least)
+        if number is not None:
+            self.put(path, setting, str(number))
+
+    def put_switch(self, path: str, setting: str, text: str, reason: str) -> None:
+        """Sets a field of the job if the file says true. `reason` is why it needs no setting otherwise."""
+        if self.flag(path):
+            self.put(path, setting, text)
+        else:
+            self.imply(path, reason)
+
+    def put_axis(self, path: str, axis: str, *, least: int = 1) -> None:
+        """Sets the size of an axis of the job."""
+        size = self.whole_number(path, least=least)
+        if size and size > 1:
+            self.draft.axes[axis] = size
+            self.put(path, f"parallelism.{axis}", str(size))
+        else:
+            self.imply(path, f"`parallelism.{axis}` is 1 by default")
+
     def default(self, setting: str, text: str, name: str) -> None:
         """Sets a field of the job to a default of the tool, which the file does not state."""
         self.draft.set(setting, text, f"{name}, the default of {self.tool}")

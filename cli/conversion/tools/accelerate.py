@@ -128,10 +128,8 @@ def _read_fsdp(reader: KeyReader) -> None:
         _offload(reader, f"{_FSDP}offload_params")
     else:
         reader.imply(f"{_FSDP}offload_params", "all stays on the device, as by default")
-    if reader.flag(f"{_FSDP}activation_checkpointing"):
-        reader.put(f"{_FSDP}activation_checkpointing", "memory.recompute", "full")
-    else:
-        reader.imply(f"{_FSDP}activation_checkpointing", "nothing is recomputed, as by default")
+    key = f"{_FSDP}activation_checkpointing"
+    reader.put_switch(key, "memory.recompute", "full", "nothing is recomputed, as by default")
 
 
 def _read_deepspeed(reader: KeyReader) -> None:
@@ -209,12 +207,7 @@ def _offload(reader: KeyReader, key: str) -> None:
 
 def _read_axes(reader: KeyReader) -> None:
     for name, axis in (("tp_size", "tensor"), ("cp_size", "context"), ("sp_size", "context")):
-        size = reader.whole_number(f"{_AXES}{name}")
-        if size and size > 1:
-            reader.draft.axes[axis] = size
-            reader.put(f"{_AXES}{name}", f"parallelism.{axis}", str(size))
-        else:
-            reader.imply(f"{_AXES}{name}", f"`parallelism.{axis}` is 1 by default")
+        reader.put_axis(f"{_AXES}{name}", axis)
     copies = reader.whole_number(f"{_AXES}dp_replicate_size")
     shards = reader.whole_number(f"{_AXES}dp_shard_size")
     if shards and shards > 1:

@@ -412,9 +412,7 @@ def _read_times(reader: KeyReader) -> None:
     logs = reader.number("logging_steps")
     if logs and logs >= 1:
         reader.put("logging_steps", "log.every", quantity(logs, "step"))
-    keep = reader.whole_number("save_total_limit")
-    if keep:
-        reader.put("save_total_limit", "checkpoint.keep", str(keep))
+    reader.put_number("save_total_limit", "checkpoint.keep")
 
 
 _SHARDING = {"SHARD_GRAD_OP": 2, "HYBRID_SHARD_ZERO2": 2, "NO_SHARD": 0}
@@ -449,12 +447,7 @@ def _read_split(reader: KeyReader) -> None:
         reader.imply("gradient_checkpointing", "nothing is recomputed, as by default")
     for key, axis in (("tensor_parallel_size", "tensor"), ("context_parallel_size", "context"),
                       ("sequence_parallel_degree", "context")):  # fmt: skip
-        size = reader.whole_number(key)
-        if size and size > 1:
-            reader.draft.axes[axis] = size
-            reader.put(key, f"parallelism.{axis}", str(size))
-        else:
-            reader.imply(key, f"`parallelism.{axis}` is 1 by default")
+        reader.put_axis(key, axis)
     copies = reader.whole_number("dp_replicate_size")
     if copies and copies > 1 and "parallelism.zero" in reader.draft.settings:
         reader.put("dp_replicate_size", "parallelism.replicas", str(copies))
@@ -481,12 +474,8 @@ def _read_rest(reader: KeyReader) -> None:
         reader.put("max_grad_norm", "train.clip", value_text(norm))
     elif norm is None:
         reader.default("train.clip", "1.0", "max_grad_norm = 1.0")
-    seed = reader.whole_number("seed", least=0)
-    if seed is not None:
-        reader.put("seed", "train.seed", str(seed))
-    workers = reader.whole_number("dataloader_num_workers", least=0)
-    if workers is not None:
-        reader.put("dataloader_num_workers", "data.workers", str(workers))
+    reader.put_number("seed", "train.seed", least=0)
+    reader.put_number("dataloader_num_workers", "data.workers", least=0)
     if reader.value("torch_compile") in (True, "auto", "true"):
         reader.put("torch_compile", "train.compile", "true")
     elif reader.flag("torch_compile") is False:

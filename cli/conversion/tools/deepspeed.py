@@ -87,12 +87,7 @@ def _read_axes(reader: KeyReader) -> None:
         ("sequence_parallel_size", "context"),
         ("pipeline.stages", "pipeline"),
     ):
-        size = reader.whole_number(key, least=0)
-        if size and size > 1:
-            reader.draft.axes[axis] = size
-            reader.put(key, f"parallelism.{axis}", str(size))
-        elif size is not None:
-            reader.imply(key, f"`parallelism.{axis}` is 1 by default")
+        reader.put_axis(key, axis, least=0)
 
 
 def _read_batch(reader: KeyReader) -> None:

@@ -107,8 +107,8 @@ def _read_batch(reader: KeyReader) -> None:
         reader.carry(keys[0], "data.batch: the global batch is that of a rank x accumulation x ranks")
     reader.carry("trainer.accumulate_grad_batches", f"parallelism.microbatches = {accumulation}")
     workers = next((key for key, _ in reader.file.values() if re.fullmatch(r"data(\.\w+)*\.num_workers", key)), "")
-    if workers and (count := reader.whole_number(workers, least=0)) is not None:
-        reader.put(workers, "data.workers", str(count))
+    if workers:
+        reader.put_number(workers, "data.workers", least=0)
 
 
 def _read_precision(reader: KeyReader) -> None:
@@ -271,5 +271,5 @@ def _read_times(reader: KeyReader) -> None:
     seed = reader.value("seed_everything")
     if isinstance(seed, bool):
         reader.name("seed_everything", "`train.seed` is a number, 0 by default")
-    elif (number := reader.whole_number("seed_everything", least=0)) is not None:
-        reader.put("seed_everything", "train.seed", str(number))
+    else:
+        reader.put_number("seed_everything", "train.seed", least=0)

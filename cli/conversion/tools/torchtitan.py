@@ -50,12 +50,7 @@ def _read_axes(reader: KeyReader, section: str) -> None:
     draft = reader.draft
     for name, axis in (("tensor", "tensor"), ("context", "context"), ("pipeline", "pipeline")):
         for key in (f"{section}.{name}_parallel_degree", f"experimental.{name}_parallel_degree"):
-            size = reader.whole_number(key)
-            if size and size > 1:
-                draft.axes[axis] = size
-                reader.put(key, f"parallelism.{axis}", str(size))
-            else:
-                reader.imply(key, f"`parallelism.{axis}` is 1 by default")
+            reader.put_axis(key, axis)
     schedules = (f"{section}.pipeline_parallel_schedule", "experimental.pipeline_parallel_schedule")
     for key in schedules:
         schedule = (reader.text(key) or "").lower().replace("_", "")
@@ -156,23 +151,17 @@ def _read_training(reader: KeyReader) -> None:
         )
     _read_float8(reader)
     for key in ("training.seed", "debug.seed"):
-        seed = reader.whole_number(key, least=0)
-        if seed is not None:
-            reader.put(key, "train.seed", str(seed))
+        reader.put_number(key, "train.seed", least=0)
     for key in ("training.deterministic", "debug.deterministic"):
-        if reader.flag(key):
-            reader.put(key, "train.deterministic", "true")
-        else:
-            reader.imply(key, "false is the default")
+        reader.put_switch(key, "train.deterministic", "true", "false is the default")
     for key in ("training.compile", "compile.enable"):
-        if reader.flag(key):
-            reader.put(key, "train.compile", "true")
-        else:
-            reader.imply(key, "nothing is compiled, as by default")
-    if reader.flag("training.enable_cpu_offload"):
-        reader.put("training.enable_cpu_offload", "memory.offload", "[optimizer, parameters]")
-    else:
-        reader.imply("training.enable_cpu_offload", "all stays on the device, as by default")
+        reader.put_switch(key, "train.compile", "true", "nothing is compiled, as by default")
+    reader.put_switch(
+        "training.enable_cpu_offload",
+        "memory.offload",
+        "[optimizer, parameters]",
+        "all stays on the device, as by default",
+    )
 
 
 def _read_optimizer(reader: KeyReader) -> None:
@@ -278,9 +267,7 @@ def _read_times(reader: KeyReader) -> None:
         put_logger(reader, "wandb", ("metrics.enable_wandb",), {})
     else:
         reader.imply("metrics.enable_wandb", "false is the default")
-    workers = reader.whole_number("training.dataloader.num_workers", least=0)
-    if workers is not None:
-        reader.put("training.dataloader.num_workers", "data.workers", str(workers))
+    reader.put_number("training.dataloader.num_workers", "data.workers", least=0)
     reader.imply("metrics.save_tb_folder", "TensorBoard files are in the run directory")
     enabled = "checkpoint.enable" if reader.has("checkpoint.enable") else "checkpoint.enable_checkpoint"
     keys = ("checkpoint.interval", "checkpoint.keep_latest_k", "checkpoint.folder", "checkpoint.interval_type")

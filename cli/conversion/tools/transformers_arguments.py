@@ -86,9 +86,7 @@ def _read_batch(reader: KeyReader) -> None:
         reader.default("data.last_batch", "keep", "dataloader_drop_last = false")
     else:
         reader.put("dataloader_drop_last", "data.last_batch", "drop" if keep else "keep")
-    workers = reader.whole_number("dataloader_num_workers", least=0)
-    if workers is not None:
-        reader.put("dataloader_num_workers", "data.workers", str(workers))
+    reader.put_number("dataloader_num_workers", "data.workers", least=0)
 
 
 def _read_model_and_data(reader: KeyReader) -> None:
@@ -231,10 +229,7 @@ _SHARDING = {"full_shard": 3, "shard_grad_op": 2, "hybrid_shard": 3, "hybrid_sha
 
 
 def _read_memory(reader: KeyReader) -> None:
-    if reader.flag("gradient_checkpointing"):
-        reader.put("gradient_checkpointing", "memory.recompute", "full")
-    else:
-        reader.imply("gradient_checkpointing", "nothing is recomputed, as by default")
+    reader.put_switch("gradient_checkpointing", "memory.recompute", "full", "nothing is recomputed, as by default")
     stated = reader.value("fsdp")
     words = " ".join(map(str, stated)) if isinstance(stated, list) else str(stated or "")
     stage = next((_SHARDING[word] for word in words.split() if word in _SHARDING), None)
