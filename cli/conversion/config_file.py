@@ -6,7 +6,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from dslc.dsl.diagnostics import Report
@@ -17,16 +17,17 @@ from dslc.dsl.source import Source, Span
 _SPACE = re.compile(r"(?:\s+|//[^\n]*|#[^\n]*|/\*.*?\*/)*", re.DOTALL)
 _DECODER = json.JSONDecoder()
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
-OnKey = Callable[[tuple[str, ...], Span], None]
 
 
 class JsonReader:
-    """One pass over a text. Raises ValueError with the offset as its second argument, for text that is not JSON."""
+    """One pass over a text. Raises ValueError with the offset as its second argument, for text that is not JSON.
 
-    def __init__(self, source: Source, on_key: OnKey) -> None:
-        """`on_key` receives the path of each key, with the place of its name."""
-        self._source, self._text, self._on_key = source, source.text, on_key
-        self._at = 0
+    `places` has the place of the name of each key, by its dotted path.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source, self._text, self._at = source, source.text, 0
+        self.places: dict[str, Span] = {}
 
     def parse(self) -> Json:
         value = self._parse_value(())
@@ -66,7 +67,7 @@ class JsonReader:
                 raise ValueError("a text without its closing quote", start) from None
             if key in result:
                 raise ValueError(f"the key {key!r} is given twice, which DeepSpeed refuses", start)
-            self._on_key((*path, key), Span(self._source, start, self._at))
+            self.places[".".join((*path, key))] = Span(self._source, start, self._at)
             if self._next() != ":":
                 raise ValueError('a ":" after the key is missing', self._at)
             self._at += 1
@@ -211,9 +212,8 @@ def _flatten(value: Mapping[str, Json], prefix: str) -> Iterator[tuple[str, Json
 
 
 def _parse_json(source: Source) -> tuple[Json, dict[str, Span]]:
-    places: dict[str, Span] = {}
-    reader = JsonReader(source, lambda path, span: places.update({".".join(path): span}))
-    return reader.parse(), places
+    reader = JsonReader(source)
+    return reader.parse(), reader.places
 
 
 def _parse_toml(source: Source) -> tuple[Json, dict[str, Span]]:
@@ -229,8 +229,7 @@ def _parse_toml(source: Source) -> tuple[Json, dict[str, Span]]:
             path = f"{section}.{key}" if section else key
             places.setdefault(path, Span(source, start + entry.start(1), start + entry.end(1)))
         start += len(line)
-    plain = _plain(root)
-    return plain, places
+    return _plain(root), places
 
 
 def _plain(value: object, depth: int = 0) -> Json:

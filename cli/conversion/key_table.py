@@ -80,13 +80,5 @@ def key_table(tool: str) -> KeyTable:
     lists = {
         kind: {name: frozenset(keys.split()) for name, keys in content.get(kind, [])} for kind in ("keys", "plugins")
     }
-    return KeyTable(
-        tables["implied"],
-        tables["named"],
-        tables["ignored"],
-        tables["removed"],
-        lists["keys"],
-        lists["plugins"],
-        content.get("version", ""),
-        content.get("unknown", "refuses"),
-    )
+    version, unknown = content.get("version", ""), content.get("unknown", "refuses")
+    return KeyTable(**tables, sections=lists["keys"], plugins=lists["plugins"], version=version, unknown=unknown)

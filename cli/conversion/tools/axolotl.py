@@ -10,7 +10,7 @@ from dslc.conversion.draft import Draft, quantity, value_text
 from dslc.conversion.key_reader import KeyReader
 from dslc.conversion.key_table import key_table
 from dslc.conversion.logger_keys import put_logger
-from dslc.conversion.tools.data_sources import read_text_data
+from dslc.conversion.tools.data_sources import job_path, read_text_data
 from dslc.conversion.tools.pair_arguments import LEAST_BETA, note_cross_entropy
 from dslc.conversion.tools.trainer_settings import (
     QUANTIZED_LOADS,
@@ -111,8 +111,8 @@ def _template(reader: KeyReader) -> str:
     name, file = reader.text("chat_template"), reader.text("chat_template_jinja")
     if name == "jinja" and file and "{" not in file:
         reader.carry("chat_template", "data.source.template")
-        reader.carry("chat_template_jinja", f"data.source.template = {quoted(_relative(file))}")
-        return quoted(_relative(file))
+        reader.carry("chat_template_jinja", f"data.source.template = {quoted(job_path(file))}")
+        return quoted(job_path(file))
     if name in _OWN_TEMPLATE:
         reader.carry("chat_template", "data.source.template = default: the tokenizer's own")
     else:
@@ -124,7 +124,7 @@ def _conversations(entry: Mapping[str, Json]) -> str:
     """Returns the files of an entry, or its data set."""
     path, files = str(entry["path"]), entry.get("data_files")
     if path.endswith(".jsonl") and not entry.get("field_messages"):
-        return quoted(_relative(path))
+        return quoted(job_path(path))
     arguments = [quoted(path)]
     if isinstance(files, str) or (isinstance(files, list) and files):
         names = [str(file) for file in (files if isinstance(files, list) else [files])]
@@ -133,10 +133,6 @@ def _conversations(entry: Mapping[str, Json]) -> str:
         if entry.get(field):
             arguments.append(f"{name} = {quoted(str(entry[field]))}")
     return f"datasets({', '.join(arguments)})"
-
-
-def _relative(path: str) -> str:
-    return path if path.startswith((".", "/", "~")) else f"./{path}"
 
 
 Settings = Callable[[str], Json]  # the value of a key, None for a key that the file does not state
@@ -344,11 +340,7 @@ def _read_adapter(reader: KeyReader) -> None:
         stacks_alone = reader.has("lora_target_parameters") and not reader.flag("lora_target_linear")
         read_lora(reader, _LORA, () if stacks_alone else _ALL_LINEAR)
         reader.carry("adapter", "model.adapter = lora(…)")
-        kinds = {key: kind for key, kind in QUANTIZED_LOADS.items() if reader.flag(key)}
-        read_quantization(reader, kinds)
-        for key in QUANTIZED_LOADS:
-            if key not in kinds:
-                reader.imply(key, "nothing is quantized, as by default")
+        read_quantization(reader, {})
         if reader.flag("lora_target_linear"):
             reader.carry("lora_target_linear", f"model.adapter.targets = {value_text(list(_ALL_LINEAR))}")
         return

@@ -26,7 +26,7 @@ def set_text_source(reader: KeyReader, key: str, files: Sequence[str]) -> None:
     base = reader.draft.settings.get("model.weights")
     tokenizer = f" --tokenizer {base.text.strip(chr(34))}/tokenizer.json" if base else ""
     command = f"dslc tokens {' '.join(files)}{tokenizer} -o {made}"
-    text = f"tokens({quoted(_relative(made))}, context = {context[1] if context else 1024})"
+    text = f"tokens({quoted(job_path(made))}, context = {context[1] if context else 1024})"
     reader.draft.set("data.source", text, f"`{command}` makes it")
     reader.carry(key, f"data.source = {text}, which `dslc tokens` makes")
 
@@ -66,7 +66,7 @@ def read_image_data(reader: KeyReader) -> None:
     folder, name = reader.text("train_dir"), reader.text("dataset_name")
     image, label = reader.text("image_column_name"), reader.text("label_column_name")
     if folder:
-        reader.put("train_dir", "data.source", f"images({quoted(_relative(folder))})")
+        reader.put("train_dir", "data.source", f"images({quoted(job_path(folder))})")
     elif name and (image or label):
         columns = {"input": quoted(image or "image"), "target": quoted(label or "label")}
         config = reader.text("dataset_config_name")
@@ -77,6 +77,6 @@ def read_image_data(reader: KeyReader) -> None:
             reader.carry(key, f"data.source = {text}")
 
 
-def _relative(path: str) -> str:
+def job_path(path: str) -> str:
     """Returns a path as the language takes it."""
     return path if path.startswith((".", "/", "~")) else f"./{path}"

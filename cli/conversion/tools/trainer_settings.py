@@ -290,8 +290,14 @@ _QUANTIZED = {
 }
 
 
-def read_quantization(reader: KeyReader, kinds: dict[str, str]) -> None:
-    """Quantizes the frozen weights of the job's model, which these keys ask for; two kinds are a contradiction."""
+def read_quantization(reader: KeyReader, stated: dict[str, str]) -> None:
+    """Quantizes the frozen weights of the job's model, as `load_in_…` and the keys of `stated` ask for. Two kinds are a
+    contradiction.
+    """
+    kinds = stated | {key: kind for key, kind in QUANTIZED_LOADS.items() if reader.flag(key)}
+    for key in QUANTIZED_LOADS:
+        if key not in kinds:
+            reader.imply(key, "nothing is quantized, as by default")
     if not kinds:
         return
     key = next(iter(kinds))

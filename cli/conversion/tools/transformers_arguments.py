@@ -135,13 +135,9 @@ def _read_quantization(reader: KeyReader) -> None:
     """Reads the bits of frozen weights: `quantization_bit` of LLaMA-Factory, `load_in_…` of TRL."""
     bits = reader.whole_number("quantization_bit")
     kinds = {"quantization_bit": {4: "nf4", 8: "int8"}[bits]} if bits in (4, 8) else {}
-    kinds |= {key: kind for key, kind in QUANTIZED_LOADS.items() if reader.flag(key)}
     read_quantization(reader, kinds)
     if "quantization_bit" not in kinds:
         reader.name("quantization_bit", "`quantize` is nf4, of 4 bits, or int8")
-    for key in QUANTIZED_LOADS:
-        if key not in kinds:
-            reader.imply(key, "nothing is quantized, as by default")
 
 
 def _read_loss(reader: KeyReader) -> None:
