@@ -18,8 +18,8 @@ def write_block(page: str | Path, name: str, text: str) -> None:
 
 def _split(page: str | Path, name: str) -> tuple[str, str, str]:
     """Returns a page up to a block, the block, and the rest. The comments are in the first and the last."""
-    name, text = re.escape(name), Path(page).read_text(encoding="utf-8")
-    begin, end = f"<!-- {name}, written by `[^`]*` -->\n", f"<!-- end of {name} -->"
+    pattern, text = re.escape(name), Path(page).read_text(encoding="utf-8")
+    begin, end = f"<!-- {pattern}, written by `[^`]*` -->\n", f"<!-- end of {pattern} -->"
     found = re.fullmatch(f"(.*{begin})(.*?)({end}.*)", text, re.DOTALL)
     assert found is not None, f"{page} has no block `{name}`"
     return found[1], found[2], found[3]
