@@ -7,9 +7,9 @@ from pygls.exceptions import JsonRpcInvalidParams
 from pygls.uris import to_fs_path
 
 from dslc.dsl.editor.complete import complete
+from dslc.dsl.editor.edits import format_text
 from dslc.dsl.editor.hints import hints
 from dslc.dsl.editor.hover import hover
-from dslc.dsl.editor.layout import format_text
 from dslc.dsl.editor.navigation import RenameError, find_declaration, find_uses, rename
 from dslc.dsl.editor.outline import folds, symbols
 from dslc.dsl.editor.quick_fixes import find_fixes
@@ -120,7 +120,7 @@ def on_tokens(ls: JobServer, params: types.SemanticTokensParams) -> types.Semant
 @server.feature(types.TEXT_DOCUMENT_FORMATTING)
 def on_formatting(ls: JobServer, params: types.DocumentFormattingParams) -> list[types.TextEdit]:
     job = ls.job(params)
-    return show_edits(format_text(job.snapshot), job.lines)
+    return show_edits(format_text(job.snapshot.text), job.lines)
 
 
 @server.feature(types.TEXT_DOCUMENT_DEFINITION)

@@ -3,6 +3,7 @@
     find_fixed_source(fix, span, main)  the file that the fix changes: the job itself, or one that it imports
     apply_fix(text, name, fix)      the new text, or None if the fix cannot be made in this text
     text_edits(old, new)            the same as replacements of ranges, for an editor
+    format_text(text)               the layout of `dslc fmt`, as such replacements
 
 Comments and the layout of everything else stay. A text that has the layout of `dslc fmt` has it afterwards as well.
 
@@ -153,19 +154,23 @@ def _merged(changes: Sequence[TextEdit]) -> list[TextEdit]:
     return merged
 
 
-def _formatted_alike(old: str, new: str) -> str:
-    """Returns the new text in the layout of `dslc fmt` if the old one has it."""
-    if not _is_formatted(old):
-        return new
-    report = Report()
-    document = parse(Source("", new), report)
-    return format_document(document) if document is not None and not report.errors else new
+def format_text(text: str) -> list[TextEdit]:
+    """Returns the changes that `dslc fmt` makes: none if the text has its layout, or has syntax mistakes."""
+    formatted = _formatted(text)
+    return [] if formatted is None else text_edits(text, formatted)
 
 
-def _is_formatted(text: str) -> bool:
+def _formatted(text: str) -> str | None:
+    """Returns a text in the layout of `dslc fmt`; None if it has syntax mistakes."""
     report = Report()
     document = parse(Source("", text), report)
-    return document is not None and not report.errors and format_document(document) == text
+    return None if document is None or report.errors else format_document(document)
+
+
+def _formatted_alike(old: str, new: str) -> str:
+    """Returns the new text in the layout of `dslc fmt` if the old one has it."""
+    formatted = _formatted(new) if _formatted(old) == old else None
+    return new if formatted is None else formatted
 
 
 # ------------------------------------------------------------------------------------------------------ the change

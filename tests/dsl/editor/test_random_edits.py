@@ -14,10 +14,10 @@ from helpers.paths import EXAMPLES, TESTS
 
 from dslc.dsl.editor.complete import complete
 from dslc.dsl.editor.diagnose import carry_over, diagnose
+from dslc.dsl.editor.edits import format_text
 from dslc.dsl.editor.figures import JobFigures, LayerFigures
 from dslc.dsl.editor.hints import hints
 from dslc.dsl.editor.hover import hover
-from dslc.dsl.editor.layout import format_text
 from dslc.dsl.editor.navigation import RenameError, find_declaration, rename
 from dslc.dsl.editor.outline import Symbol, folds, symbols
 from dslc.dsl.editor.quick_fixes import find_fixes
@@ -80,9 +80,9 @@ def ask_everything(snapshot: Snapshot, before: Snapshot, draw: random.Random) ->
     assert all(0 <= fold.start < fold.end <= len(text) for fold in folds(snapshot))
     assert all(0 <= hint.offset <= len(text) for hint in hints(snapshot, figures))
     laid_out = text
-    for change in reversed(format_text(snapshot)):
+    for change in reversed(format_text(text)):
         laid_out = laid_out[: change.start] + change.text + laid_out[change.end :]
-    assert format_text(Snapshot(laid_out, snapshot.path)) == []
+    assert format_text(laid_out) == []
     assert [snapshot.text[r.start : r.end] for r in snapshot.regions] == [r.text for r in snapshot.regions]
 
 
