@@ -525,7 +525,9 @@ class LaunchSpec(Block):
 
     with_: Call = arg(calls("launch"), "who starts the processes", default=c.Local(), shown="local()")
     restarts: int = arg(Int(min=0), "restarts of a failed group from its last checkpoint", default=0)
-    timeout: float = arg(measure("time", above=0), "the longest wait of a collective", default=600.0, shown="10 min")
+    timeout: float = arg(
+        measure("time", above=0, max=10**9), "the longest wait of a collective", default=600.0, shown="10 min"
+    )
 
 
 @block

@@ -160,6 +160,7 @@ def test_a_value_becomes_what_its_kind_says(path: str, text: str, value: Any) ->
         ("train.steps", "10k", "E0123", "write `10_000`"),
         ("devices.gpus", "8xA100", "E0123", "`devices { gpus = 8, kind = a100 }`"),
         ("data.validation", "1.0", "E0125", "below 1"),
+        ("launch.timeout", "1e20s", "E0125", "of at most 1_000_000_000"),
         ("data.validation", "20", "E0125", "write `20%`"),
         ("data.validation", "2 steps", "E0122", "not steps"),
         ("data.shuffle", "1", "E0121", "write `true`"),
