@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -80,6 +81,7 @@ _OF_LAUNCH = (
     "dslc.runtime.train",
     "dslc.runtime.launch",
 )
+_LONGEST_NAME = 200  # bytes of the name of a sub-folder: file systems have 255, and what is beside it gets endings
 MOST_TRACED = 16  # ranks that a trace records: each is some MiB, and a browser opens the file
 
 
@@ -274,6 +276,16 @@ def folders_of(loaded: LoadResult, combinations: Sequence[LoadResult], folder: s
         return [(folder, loaded)]
     named = []
     for settings, chosen in zip(loaded.combinations, combinations, strict=True):
-        words = [f"{path.rsplit('.', 1)[-1]}={text}" for path, text in settings]
-        named.append((os.path.join(folder, ",".join(words).replace(os.sep, "_").replace('"', "")), chosen))
+        words = ",".join(f"{path.rsplit('.', 1)[-1]}={text}" for path, text in settings)
+        named.append((os.path.join(folder, _file_name(words)), chosen))
     return named
+
+
+def _file_name(words: str) -> str:
+    """Returns the name of a sub-folder. One that is too long for a file system ends in a digest of the whole."""
+    name = words.replace(os.sep, "_").replace('"', "")
+    content = name.encode()
+    if len(content) <= _LONGEST_NAME:
+        return name
+    digest = hashlib.blake2b(content, digest_size=8).hexdigest()
+    return f"{content[: _LONGEST_NAME - len(digest) - 1].decode(errors='ignore')}-{digest}"

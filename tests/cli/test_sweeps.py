@@ -15,6 +15,8 @@ from helpers.commands import dslc
 from helpers.hosts import local_command, reach, started
 from helpers.job_texts import job_text
 
+from dslc.dsl.meaning.load import load_each
+from dslc.jobs.prepare_run import folders_of
 from dslc.runtime.process.records import read_metrics
 from dslc.runtime.process.run_status import RunStatus, write_status
 from dslc.sweeps.side_by_side import Needs, NotHeld, shared_out
@@ -207,3 +209,15 @@ def test_the_table_is_made_from_the_folder_alone(tmp_path: Path) -> None:
 def test_a_file_of_another_program_is_no_sweep(tmp_path: Path, text: str) -> None:
     (tmp_path / "sweep.json").write_text(text)
     assert read_sweep(str(tmp_path)) is None and not show_sweep(str(tmp_path)) and write_csv(str(tmp_path)) == ""
+
+
+def test_an_alternative_that_is_too_long_for_a_file_system_has_a_folder(tmp_path: Path) -> None:
+    layers = "linear(128), relu(), " * 20
+    sweep: dict[str, object] = {"model.network": f"[[{layers}linear(10)], [{layers}relu(), linear(10)]]"}
+    data: dict[str, object] = {"source": "digits()", "batch": 8}
+    (tmp_path / "job.plt").write_text(job_text(data=data, train={"steps": 2}, sweep=sweep))
+    loaded, combinations = load_each(str(tmp_path / "job.plt"))
+    folders = [Path(folder) for folder, _ in folders_of(loaded, combinations, str(tmp_path))]
+    assert len(set(folders)) == len(combinations)
+    for folder in folders:
+        folder.mkdir()
