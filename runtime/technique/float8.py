@@ -61,7 +61,7 @@ def _convert(layer: nn.Module, step: Float8Step) -> None:
     converted = convert_to_float8_training(nn.Sequential(layer), config=configuration(step))[0]
     layer.__class__ = type(converted)
     vars(layer).update({name: value for name, value in vars(converted).items() if name not in vars(layer)})
-    layer.register_forward_pre_hook(_cast_input)
+    layer.register_forward_pre_hook(_cast_input, with_kwargs=True)
 
 
 def preload() -> None:
@@ -89,9 +89,11 @@ def check_device(device: torch.device) -> None:
     )
 
 
-def _cast_input(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Casts a layer's input to the dtype of autocast."""
-    input, *rest = inputs
+def _cast_input(
+    module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
+) -> tuple[tuple[Tensor], dict[str, Tensor]]:
+    """Casts a layer's input, which may be given by name, to the dtype of autocast."""
+    (input,) = *args, *kwargs.values()
     if torch.is_autocast_enabled(input.device.type):
         input = input.to(torch.get_autocast_dtype(input.device.type))
-    return (input, *rest)
+    return (input,), {}
