@@ -96,7 +96,7 @@ def _flattened(samples: list[object], path: str) -> object:
 
 
 def _stack(values: Sequence[object], path: str) -> object:
-    if not isinstance(values[0], Tensor | np.ndarray | np.generic | float | int):
+    if not isinstance(values[0], Tensor | np.ndarray | np.number | np.bool_ | float | int):
         return list(values)
     try:
         is_plain = set(map(type, values)) == {Tensor}

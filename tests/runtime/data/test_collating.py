@@ -6,6 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from helpers.own_samples import Ragged, padded
@@ -57,6 +58,10 @@ def test_samples_stack_as_pytrees_do(shape: Any, number: int) -> None:
     found, form = _pytree.tree_flatten(stacked(samples))
     leaves, other = _pytree.tree_flatten(wanted)
     assert form == other and all(map(torch.equal, found, leaves))
+
+
+def test_texts_stay_in_a_list() -> None:
+    assert stacked([(np.str_("a"), 1), (np.str_("b"), 2)])[0] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
