@@ -111,7 +111,7 @@ class JobVerification(_JobItem):
         import subprocess
         import sys
 
-        command = [sys.executable, "-m", "dslc", "verify", os.path.relpath(self.path)]
+        command = [sys.executable, "-P", "-m", "dslc", "verify", os.path.relpath(self.path)]
         run = subprocess.run(command, capture_output=True, text=True)
         if run.returncode:
             raise JobCheckError(run.stdout + run.stderr)

@@ -263,10 +263,12 @@ class _ReversedEntries:
 def _in_interpreter(function: PythonFunction, seed: int) -> DataReads | None:
     """Makes the data set in an interpreter whose texts have other hashes."""
 
-    code = "from dslc.probe.second_source import answer; answer()"
+    # -P: a module of the current folder is found where it is in this process, and hides none of Python and torch.
+    code = f"import sys; sys.path[:] = {sys.path}; from dslc.probe.second_source import answer; answer()"
+    command = [sys.executable, "-P", "-c", code]
     environ = {**os.environ, "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
     request = json.dumps({"named": to_json(function), "seed": seed})
-    process = subprocess.run([sys.executable, "-c", code], input=request, env=environ, capture_output=True, text=True)
+    process = subprocess.run(command, input=request, env=environ, capture_output=True, text=True)
     lines = process.stdout.splitlines()
     if process.returncode or not lines:
         return None  # the first process has reported the failure

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import dslc
+from helpers.paths import TESTS
 from instruments.hostile import written
 
 EVIL = "import os\nopen(os.path.join(os.path.dirname(os.path.abspath(__file__)), 'ran'), 'a').write(__name__ + '\\n')\n"
@@ -41,6 +42,13 @@ def test_modules_of_the_current_folder_do_not_run(tmp_path: Path) -> None:
     )  # fmt: skip
     assert ran.returncode == 0 and ran.stdout.split()[-1] == "2", ran.stderr
     assert not (here / "ran").exists()
+
+
+@pytest.mark.slow
+def test_they_do_not_hide_that_data_depends_on_the_order_of_a_set(tmp_path: Path) -> None:
+    (tmp_path / "random.py").write_text(EVIL)
+    checked = dslc("check", "--trace", TESTS / "bad" / "traced" / "data_by_set.plt", cwd=tmp_path, fresh=True)
+    assert "W0657" in checked.stdout + checked.stderr and not (tmp_path / "ran").exists()
 
 
 @pytest.mark.slow
