@@ -81,7 +81,7 @@ class LossSpikes:
         self._path = os.path.join(run_dir, SKIPPED)
         record: dict[str, Any] = {"spikes": [], "rewind_to": None}
         if place.rank == 0 and continues and os.path.exists(self._path):
-            record = json.loads(read_text(self._path, _LONGEST))
+            record = read_spikes(self._path)
         if job.world_size > 1:
             told = [record]
             dist.broadcast_object_list(told, src=0)
@@ -167,6 +167,18 @@ class LossSpikes:
             with replacing(self._path) as file:
                 json.dump({"spikes": self._spikes, "rewind_to": self.rewind_to}, file, indent=1)
                 file.write("\n")
+
+
+def read_spikes(path: str) -> dict[str, Any]:
+    """Returns the list of spikes of earlier starts. Raises ValueError for a file that another program wrote."""
+    try:
+        record = json.loads(read_text(path, _LONGEST))
+        if all(isinstance(spike["skipped_steps"], list) for spike in record["spikes"]) and "rewind_to" in record:
+            return dict(record)
+        reason = "it lacks what a training writes"
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = str(error)
+    raise ValueError(f"{path} does not list skipped batches ({reason}): without the file, none is skipped again")
 
 
 def _steps_text(steps: Sequence[int]) -> str:

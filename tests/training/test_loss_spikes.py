@@ -16,7 +16,7 @@ from helpers.trained import Trained, ready
 
 from dslc.compiler.ir.program import SpikeStep
 from dslc.runtime.checkpoint.files import checkpoints_in
-from dslc.runtime.loop.loss_spikes import find_spike
+from dslc.runtime.loop.loss_spikes import find_spike, read_spikes
 from dslc.runtime.process.failure import Outcome, describe
 
 BATCH, STEPS, BAD = 8, 40, 26  # the step with the bad batch
@@ -152,3 +152,11 @@ def test_rewinds_are_bounded(launcher: Launcher, tmp_path: Path) -> None:
 def test_a_spike_is_far_above_the_mean_of_a_full_window(losses: list[float], loss: float, is_spike: bool) -> None:
     how = SpikeStep(action="note", window=4, deviations=6.0)
     assert (find_spike(5, loss, losses, how) is not None) == is_spike
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"spikes": 1}', '{"spikes": [{}], "rewind_to": null}', "\\x00"])
+def test_a_list_of_another_program_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "skipped_batches.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"skipped_batches\.json does not list skipped batches"):
+        read_spikes(str(file))
