@@ -271,6 +271,7 @@ def set_inner_value(model: nn.Module, name: str, value: UserValue) -> None:
     """Sets a value that `held_values` names and that an object or a container in an attribute holds, or gets in a
     forward pass.
     """
+    key: UserValue
     holder, key = next(_holders(model, name), ((), ""))
     if isinstance(holder, list | deque) and key == len(holder):
         holder.append(value)
