@@ -170,6 +170,10 @@ def _values() -> Iterator[tuple[str, str]]:
         cut = "devices { cpus = 3 }\nparallelism { tensor = 3 }"
         tokens = "synthetic(vocab = 256, context = 32)"
         yield f"2**31 heads, {heads}", written(cut, network=many_heads, source=tokens)
+    unequal = ", ".join(f"residual([linear({100 + 37 * n % 1000}), relu(), linear(64)])" for n in range(60))
+    budget = "memory { recompute = budget(1 MB) }\n"
+    for name, axis in (("", ""), (" in stages", "devices { cpus = 4 }\nparallelism { pipeline = 4 }")):
+        yield f"unequal blocks{name}", written(budget + axis, network=f"[flatten(), linear(64), {unequal}, linear(10)]")
     yield "counts of nodes", written("devices { nodes = 1..100000 }")
     yield "no end of counts of nodes", written("devices { nodes = 1..10**18 }")
     yield "GPUs by number", written("devices { gpus = [" + many(20_000) + "] }")

@@ -5,7 +5,8 @@ Model: a rank's peak is the highest stop of its account (compiler/cost/account.p
 three parts: a peak of the layer, which depends on whether it and the layer before it are recomputed; what earlier
 layers of the stage keep; and what the rank holds beside the action. The last grows with what its stages keep in all. So
 the layers are gone through in order. Of the choices so far only those remain that no other choice surpasses: in FLOPs,
-in kept bytes, and in the highest stop of each action. The account itself decides which of the final ones fit.
+in kept bytes, and in the highest stop of each action (of one action, where several have the same peaks in each layer).
+The account itself decides which of the final ones fit.
 
 Contract: exact, as tests compare with all choices of small networks, unless more than `MOST_STATES` choices remain at a
 layer (`RecomputeBudget.exact`). Limits: a schedule that splits the backward pass has no budget (E0444).
@@ -117,6 +118,7 @@ class _RankSearch:
         self._fixed, self._actions = 0, dict[int, int]()
         for peaks, flags in self._recorded():
             self._add(peaks, flags)
+        self._tracks = self._merge_actions()
         self.is_exact = True
 
     def cheapest(self, limit: int) -> set[str] | None:
@@ -179,12 +181,31 @@ class _RankSearch:
             self._bytes[n][flags[name]] = layer_bytes
         self._bytes[-1][False, False] = _LayerOption(tuple(by_layer[-1]), 0, 0)  # the loss
 
+    def _merge_actions(self) -> int:
+        """Gives actions with the same peaks in each layer, as those of further micro-batches have, one number. Returns
+        how many numbers are left.
+        """
+        peaks_of: dict[int, list[tuple[int, _Key, bool, int]]] = {action: [] for action in self._actions.values()}
+        for n, options in enumerate(self._bytes):
+            for key, option in options.items():
+                for action, is_freed, size in option.peaks:
+                    peaks_of[action].append((n, key, is_freed, size))
+        tracks: dict[tuple[tuple[int, _Key, bool, int], ...], int] = {}
+        track_of = {action: tracks.setdefault(tuple(peaks), len(tracks)) for action, peaks in peaks_of.items()}
+        for options in self._bytes:
+            for key, option in options.items():
+                peaks = dict.fromkeys((track_of[action], is_freed, size) for action, is_freed, size in option.peaks)
+                options[key] = option._replace(peaks=tuple(peaks))
+        return len(tracks)
+
     # --------------------------------------------------------------------------------------------------- the search
 
     def _choices(self, limit: int | None) -> list[_PartialChoice]:
-        """Returns the choices that no other one surpasses. With a limit and without a schedule, all of them fit."""
+        """Returns the choices that no other one surpasses. Without a limit FLOPs do not count; with one and without a
+        schedule, all choices fit.
+        """
         tracks = self._has_schedule or limit is None  # else each stop is compared with the limit at once
-        front = {_FrontKey(): [_PartialChoice(0, 0, 0, highest=(0,) * len(self._actions) if tracks else ())]}
+        front = {_FrontKey(): [_PartialChoice(0, 0, 0, highest=(0,) * self._tracks if tracks else ())]}
         starts = {stage.start for stage in self._stages}
         for n, name in enumerate((*self._names, None)):
             if n in starts and n > 0:
@@ -198,26 +219,30 @@ class _RankSearch:
                     layer_bytes = self._bytes[n].get((last.block, own)) or self._bytes[n][False, False]
                     found = extended.setdefault(_FrontKey(own, firsts), [])
                     for choice in choices:
-                        after = _extend(choice, layer_bytes, None if self._has_schedule else limit)
+                        after = _extend(choice, layer_bytes, limit)
                         if after is not None:
                             found.append(after._replace(cost=choice.cost + cost, blocks=choice.blocks | own << n))
-            front = {last: self._without_surpassed(choices) for last, choices in extended.items()}
+            key = None if limit is not None else _by_sizes
+            front = {last: self._without_surpassed(sorted(found, key=key)) for last, found in extended.items()}
         return [choice for choices in front.values() for choice in choices]
 
     def _cost(self, layer: LayerNode) -> int:
         return layer.forward_flops * len(self._names) + 1
 
     def _without_surpassed(self, choices: list[_PartialChoice]) -> list[_PartialChoice]:
+        """`choices` are in an order in which each is surpassed only by those before it."""
         remaining: list[_PartialChoice] = []
+        remaining_sizes: list[tuple[int, ...]] = []
         ascending: list[tuple[int, int]] = []  # of two sizes: the lowest second ones by the first
-        for choice in sorted(choices):
+        for choice in choices:
             sizes = choice.sizes
             if len(sizes) == 2:
                 if not _lowers(ascending, *sizes):
                     continue
-            elif any(all(map(le, other.sizes, sizes)) for other in remaining):
+            elif any(all(map(le, others, sizes)) for others in remaining_sizes):
                 continue
             remaining.append(choice)
+            remaining_sizes.append(sizes)
         if len(remaining) <= MOST_STATES:
             return remaining
         self.is_exact = False
@@ -229,6 +254,10 @@ class _FrontKey(NamedTuple):
 
     block: bool = False
     firsts: tuple[bool, ...] = ()
+
+
+def _by_sizes(choice: _PartialChoice) -> tuple[tuple[int, ...], _PartialChoice]:
+    return choice.sizes, choice
 
 
 def _end_stage(front: Mapping[_FrontKey, list[_PartialChoice]]) -> dict[_FrontKey, list[_PartialChoice]]:
