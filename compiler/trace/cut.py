@@ -90,10 +90,8 @@ def _blocks(model: nn.Module) -> set[str]:
 
 def _is_uncalled(module: nn.Module) -> bool:
     """True for a container without a forward pass, such as an `nn.ModuleList` or `nn.ModuleDict`."""
-
-    return (
-        inspect.getattr_static(type(module), "forward") is torch.nn.Module.forward
-    )  # a compiled class has a descriptor
+    # Statically: a class of torch.jit has a descriptor there that can only be read from a module.
+    return inspect.getattr_static(type(module), "forward") is torch.nn.Module.forward
 
 
 def _elements(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
