@@ -24,7 +24,7 @@ from dslc.compiler.placement.tensor_plan import TensorPlan, tensor_plan
 from dslc.compiler.placement.workload import measure_out
 from dslc.compiler.rules import rule_table
 from dslc.compiler.rules.analysis import Analysis, PipelinePlan
-from dslc.compiler.rules.choice.recompute_budget import SEARCH, choose_recomputation, without_choice
+from dslc.compiler.rules.choice.recompute_budget import choose_recomputation, without_choice
 from dslc.compiler.rules.job_rules import check_hosts, check_launch_texts, check_supported
 from dslc.compiler.rules.memory import check_memory, check_promises
 from dslc.compiler.rules.parallelism import pipeline as pipeline_rules
@@ -82,9 +82,9 @@ def _analysis(known: KnownFacts, reuse: Reuse) -> Findings[Analysis | None]:
     staging = _staging(known, pipeline.stages, pipeline.schedule) if pipeline is not None else None
     if staging is not None:
         if isinstance(job.memory.recompute, RecomputeBudget):
-            job = choose_recomputation(staging)
+            job, accounts = choose_recomputation(staging)
             staging = replace(staging, job=job)
-            reuse.spent += SEARCH * layout.work(len(staging.model.layers))
+            reuse.spent += accounts * layout.work(len(staging.model.layers))
         costs = reuse.costs(staging)
     return Analysis(
         job=job,

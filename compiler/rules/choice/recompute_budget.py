@@ -9,7 +9,8 @@ in kept bytes, and in the highest stop of each action (of one action, where seve
 The account itself decides which of the final ones fit.
 
 Contract: exact, as tests compare with all choices of small networks, unless more than `MOST_STATES` choices remain at a
-layer (`RecomputeBudget.exact`). Limits: a schedule that splits the backward pass has no budget (E0444).
+layer, or `MOST_ACCOUNTS` of the final ones tell too little (`RecomputeBudget.exact`). Limits: a schedule that splits
+the backward pass has no budget (E0444).
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ from dslc.compiler.placement.staging import Staging
 from dslc.dsl.language.blocks import RecomputeBudget
 from dslc.dsl.language.job import JobSpec
 
-SEARCH = 6  # work of the search, in accounts of a plan
+SEARCH = 6  # work of a search over the layers, in accounts of a plan
 MOST_STATES = 4096  # choices that remain at a layer, at most
+MOST_ACCOUNTS = 32  # choices in one order whose peaks are compared, at most
 
 
-def choose_recomputation(staging: Staging) -> JobSpec:
-    """Returns the job with the blocks of its budget chosen; the blocks of the smallest peak if none fit.
+def choose_recomputation(staging: Staging) -> tuple[JobSpec, int]:
+    """Returns the job with the blocks of its budget chosen, and the work, in accounts of a plan. The blocks are those
+    of the smallest peak if none fit.
 
     A job whose schedule splits the backward pass recomputes all blocks.
     """
@@ -42,19 +45,21 @@ def choose_recomputation(staging: Staging) -> JobSpec:
     assert isinstance(budget, RecomputeBudget)
     every_block = tuple(layer.name for layer in model.layers if layer.recomputable)
     if splits_backward(job) or not every_block:
-        return _with_blocks(job, every_block)
+        return _with_blocks(job, every_block), SEARCH
     ranks = range(staging.layout.sizes["pipeline"])
     none = _with_blocks(job, ())
     if all(_peak(staging, none, pipeline) <= budget.peak for pipeline in ranks):
-        return none
+        return none, SEARCH
     blocks: set[str] = set()
-    is_exact = True
+    is_exact, accounts = True, 0
     for pipeline in ranks:
         search = _RankSearch(staging, pipeline, frozenset(blocks))
         chosen = search.cheapest(budget.peak)
         blocks |= search.lowest() if chosen is None else chosen
         is_exact &= search.is_exact
-    return _with_blocks(job, tuple(name for name in every_block if name in blocks), is_exact)
+        accounts += search.accounts
+    chosen_job = _with_blocks(job, tuple(name for name in every_block if name in blocks), is_exact)
+    return chosen_job, SEARCH + accounts // len(ranks)
 
 
 def without_choice(job: JobSpec) -> JobSpec:
@@ -119,32 +124,47 @@ class _RankSearch:
         for peaks, flags in self._recorded():
             self._add(peaks, flags)
         self._tracks = self._merge_actions()
-        self.is_exact = True
+        self.is_exact, self.accounts = True, 0
 
     def cheapest(self, limit: int) -> set[str] | None:
         """Returns the blocks with the least arithmetic whose peak is within the limit; None if there are none."""
         if self._fixed > limit:
             return None
-        for choice in sorted(self._choices(limit)):
-            if choice.least_peak <= limit and self._peak(choice) <= limit:
-                return self._blocks(choice)
-        return None
+        choices = [choice for choice in sorted(self._choices(limit)) if choice.least_peak <= limit]
+        while len(choices) > MOST_ACCOUNTS:  # some of them, then those before the first of these that fits
+            apart = len(choices) // MOST_ACCOUNTS + 1
+            some = [*range(0, len(choices), apart), len(choices) - 1]
+            fits = next((n for n in some if self._peak(choices[n]) <= limit), None)
+            self.is_exact &= fits == 0
+            if fits is None:
+                return None
+            choices = choices[max(0, fits - apart + 1) : fits + 1]
+        return next((self._blocks(choice) for choice in choices if self._peak(choice) <= limit), None)
 
     def lowest(self) -> set[str]:
         """Returns the blocks of the smallest peak."""
         best: tuple[int, _PartialChoice] | None = None
-        for choice in sorted(self._choices(None), key=lambda choice: (choice.least_peak, choice)):
-            if best is not None and choice.least_peak > best[0]:
+        compared = 0
+        for choice in sorted(self._choices(None), key=self._likely_peak):
+            if best is not None and (best[0] <= self._fixed or choice.least_peak > best[0]):
+                continue
+            if compared == MOST_ACCOUNTS:
+                self.is_exact = False
                 break
             found = self._peak(choice), choice
-            best = found if best is None else min(best, found)
+            best, compared = found if best is None else min(best, found), compared + 1
         assert best is not None
         return self._blocks(best[1])
+
+    def _likely_peak(self, choice: _PartialChoice) -> tuple[int, _PartialChoice]:
+        """Returns what is near the peak of a choice: with a schedule, stages hold several micro-batches."""
+        return choice.least_peak + (sum(choice.totals) if self._has_schedule else 0), choice
 
     def _blocks(self, choice: _PartialChoice) -> set[str]:
         return {name for n, name in enumerate(self._names) if choice.blocks >> n & 1}
 
     def _peak(self, choice: _PartialChoice) -> int:
+        self.accounts += 1
         return _peak(self._staging, self._job_with(self._blocks(choice) | self._others), self._pipeline)
 
     def _job_with(self, blocks: set[str]) -> JobSpec:

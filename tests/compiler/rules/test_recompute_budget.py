@@ -91,12 +91,12 @@ def test_the_choice_is_the_cheapest_of_all(
     by_choice = {subset: with_blocks(staging, subset) for subset in subsets}
     peaks = sorted(peak for peak, _ in by_choice.values())
     budget = int(peaks[0] + part * (peaks[-1] - peaks[0]))
-    chosen = recompute_budget.choose_recomputation(with_budget(staging, budget)).memory.recompute
+    chosen = recompute_budget.choose_recomputation(with_budget(staging, budget))[0].memory.recompute
     assert isinstance(chosen, RecomputeBudget) and chosen.blocks is not None and chosen.exact
     peak, flops = with_blocks(staging, chosen.blocks)
     assert peak <= budget
     assert flops == min(flops for peak, flops in by_choice.values() if peak <= budget)
-    lowest = recompute_budget.choose_recomputation(with_budget(staging, peaks[0] - 1)).memory.recompute
+    lowest = recompute_budget.choose_recomputation(with_budget(staging, peaks[0] - 1))[0].memory.recompute
     assert isinstance(lowest, RecomputeBudget) and lowest.blocks is not None
     assert with_blocks(staging, lowest.blocks)[0] == peaks[0]
 
@@ -128,6 +128,25 @@ def test_many_unlike_blocks_are_thinned_and_the_choice_still_fits(monkeypatch: p
     budget = analysis.job.memory.recompute
     assert isinstance(budget, RecomputeBudget) and not budget.exact
     assert analysis.costs[0].memory.peak <= budget.peak
+
+
+def test_some_of_many_choices_are_compared_and_the_choice_still_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight blocks on each rank, in stages of two: most choices have a peak of their own."""
+    monkeypatch.setattr(recompute_budget, "MOST_ACCOUNTS", 4)
+    plan = ("devices.cpus=2", "parallelism.pipeline=2", "parallelism.microbatches=8",
+            "parallelism.schedule=interleaved_1f1b", "parallelism.virtual_stages=4")  # fmt: skip
+    blocks = 16 * BLOCKS[:1]
+    highest, lowest = (peak_of(analysed(blocks, *plan, f"memory.recompute={what}")[0]) for what in ("none", "full"))
+    analysis, _ = analysed(blocks, *plan, f"memory.recompute=budget({(highest + lowest) // 2}B)")
+    budget = analysis.job.memory.recompute
+    assert isinstance(budget, RecomputeBudget) and budget.blocks is not None and not budget.exact
+    assert peak_of(analysis) <= budget.peak and len(budget.blocks) < len(blocks)
+    analysis, _ = analysed(blocks, *plan, "memory.recompute=budget(1B)")
+    assert peak_of(analysis) <= lowest
+
+
+def peak_of(analysis: Analysis) -> int:
+    return max(cost.memory.peak for cost in analysis.costs)
 
 
 def with_budget(staging: Staging, budget: int) -> Staging:
