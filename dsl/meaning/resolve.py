@@ -356,14 +356,14 @@ def _text(item: tree.Expr, paths: Mapping[Span, ResolvedPath]) -> str:
     if item.span in paths:
         return quoted(paths[item.span])
 
-    def written(part: re.Match[str]) -> str:
+    def text_of(part: re.Match[str]) -> str:
         if part[1] is None:
             return " "
         start, end = part.span()
         path = paths.get(Span(item.span.source, item.span.start + start, item.span.start + end))
         return part[1] if path is None or path == os.path.abspath(os.path.expanduser(path.written)) else quoted(path)
 
-    return re.sub(_STRING_OR_GAP, written, item.span.text())
+    return re.sub(_STRING_OR_GAP, text_of, item.span.text())
 
 
 def _combinations(texts: dict[str, tuple[str, ...]]) -> Iterable[Combination]:

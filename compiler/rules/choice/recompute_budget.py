@@ -202,8 +202,8 @@ class _RankSearch:
         self._bytes[-1][False, False] = _LayerOption(tuple(by_layer[-1]), 0, 0)  # the loss
 
     def _merge_actions(self) -> int:
-        """Gives actions with the same peaks in each layer, as those of further micro-batches have, one number. Returns
-        how many numbers are left.
+        """Gives actions with the same peaks in each layer, such as the passes of further micro-batches, one number.
+        Returns how many numbers are left.
         """
         peaks_of: dict[int, list[tuple[int, _Key, bool, int]]] = {action: [] for action in self._actions.values()}
         for n, options in enumerate(self._bytes):
