@@ -24,7 +24,8 @@ from dslc.dsl.words import plural
 TAB = 4
 MAX_LINES = 6  # lines of a span; the middle of a longer one is left out
 MAX_SHOWN = 150  # diagnostics
-MAX_TEXT = 600  # characters of a message or a help
+MAX_TEXT = 600  # characters of a message, or of a line of a help
+MAX_HELP = 12  # lines of a help
 MAX_NOTES = 12
 MAX_LINE = 200  # characters of a line of the job, and of the marked text in it
 BEFORE = 40  # of them, those before the marked text
@@ -64,7 +65,7 @@ def to_json(diagnostics: Iterable[Diagnostic]) -> list[dict[str, Json]]:
             **_start(diagnostic.span),
             **_end(diagnostic.span),
             "notes": [{"message": _brief(note.message), **_start(note.span)} for note in diagnostic.notes[:MAX_NOTES]],
-            "help": _brief(diagnostic.help),
+            "help": "\n".join(_brief_lines(diagnostic.help)),
             "fixes": [{"title": fix.title, "edits": [_edit(edit) for edit in fix.edits]} for fix in diagnostic.fixes],
         }
         for diagnostic in diagnostics
@@ -118,7 +119,7 @@ def _one(diagnostic: Diagnostic, paint: _Paint) -> list[str]:
     if len(diagnostic.notes) > MAX_NOTES:
         lines.append(paint(CYAN, "note") + f": and {len(diagnostic.notes) - MAX_NOTES} more")
     if diagnostic.help:
-        summary, *remedies = _brief(diagnostic.help).split("\n")  # a list of remedies has a line for each
+        summary, *remedies = _brief_lines(diagnostic.help)
         lines.append(paint(GREEN, "help") + f": {plain(summary)}")
         lines.extend(f"  {plain(remedy)}" for remedy in remedies)
     return lines
@@ -180,6 +181,11 @@ def _several_lines(span: Span, label: str, width: int, paint: _Paint, color: str
 def _brief(text: str) -> str:
     """Returns the text, or the beginning and the end of a long one."""
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT * 2 // 3]} … {text[-MAX_TEXT // 3 :]}"
+
+
+def _brief_lines(help: str) -> list[str]:
+    """Returns the lines of a help: a list of remedies has one for each, which is not to be cut by the others."""
+    return [_brief(line) for line in help.split("\n")[:MAX_HELP]]
 
 
 def _window(line: str, start: int, marked: str) -> tuple[str, str, str]:

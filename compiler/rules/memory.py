@@ -134,10 +134,11 @@ class _Remedy(Record):
     found: Analysis
 
     def key(self) -> tuple[float, ...]:
+        """Orders remedies: of one rank, those that move memory to the host come last, as its time is not predicted."""
         estimate = self.found.estimate
         time, is_bound = (estimate.step_time, estimate.source == "bound") if estimate else (None, False)
-        rank = max(change.rank for change in self.changes)
-        return (rank, is_bound, time or 0.0, _flops(self.found), _traffic(self.found))
+        rank, moved = max(change.rank for change in self.changes), len(self.found.job.memory.offload)
+        return (rank, moved, is_bound, time or 0.0, _flops(self.found), _traffic(self.found))
 
 
 def remedies(analysis: Analysis, limit: int, again: Reanalysis) -> str:

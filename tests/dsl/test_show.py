@@ -70,6 +70,13 @@ def test_several_stand_apart_and_are_counted() -> None:
     assert shown() == ""
 
 
+def test_each_of_many_remedies_is_shown_whole() -> None:
+    remedies = [f"`field = {n}`: {'a long price, ' * 10}" for n in range(8)]
+    diagnostic = found("batch = 64", 0, 5, help="\n".join(["any of these", *remedies]))
+    assert all(remedy in shown(diagnostic) for remedy in remedies)
+    assert to_json([diagnostic])[0]["help"] == diagnostic.help
+
+
 def test_without_a_place_there_is_no_snippet() -> None:
     note = Note(message="a fact")
     diagnostic = Diagnostic(code="E0801", message="no device", span=None, notes=(note,), help="use a CPU", label="x")

@@ -20,6 +20,7 @@ from dslc.compiler.rules.memory import blame
 from dslc.dsl.diagnostics import Diagnostic, Report
 from dslc.dsl.language.blocks import MemorySpec
 from dslc.dsl.meaning.load import load
+from dslc.dsl.show import render
 
 GPT = job_text(
     model={"network": "gpt(layers = 8, width = 256, heads = 4, context = 128, vocab = 1000)"},
@@ -103,6 +104,25 @@ def test_a_price_names_arithmetic_and_traffic(tmp_path: Path) -> None:
     (error,), _ = checked(tmp_path, GPT, f"memory.limit={peak(whole) - 1}B")
     (sharded,) = [line for line in error.help.split("\n") if "parallelism.zero" in line]
     assert "traffic a step" in sharded
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_what_moves_to_the_host_comes_last_and_its_bound_is_compared_with_no_time(
+    precision: str, tmp_path: Path
+) -> None:
+    """Published runs tell the time of trainings in 16 bits. All else has a bound by the data sheet."""
+    text = GPT.replace("width = 256", "width = 2048").replace("context = 128", "context = 2048")
+    settings = (f"train.precision={precision}", "data.batch=64")
+    _, whole = checked(tmp_path, text, *settings)
+    (error,), _ = checked(tmp_path, text, *settings, f"memory.limit={int(0.8 * peak(whole))}B")
+    lines = render([error], color=False).partition("help: ")[2].strip().split("\n")[1:-2]
+    assert len(lines) > 4 and all(": peak " in line and "…" not in line for line in lines), lines
+    moved = [n for n, line in enumerate(lines) if "memory.offload" in line]
+    others = [n for n, line in enumerate(lines) if line.startswith(("  `parallelism", "  `memory.recompute"))]
+    assert moved and others and min(moved) > max(others), lines
+    if precision == "bf16":
+        assert all("at best" in lines[n] and "instead of" not in lines[n] for n in moved), lines
+        assert any("a step instead of" in lines[n] for n in others), lines
 
 
 def test_the_message_names_rank_kind_layer_and_moment(tmp_path: Path) -> None:
