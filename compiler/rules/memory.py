@@ -4,16 +4,17 @@ If a job does not fit, the message says when and where its peak is, and the larg
 changes that would make the job fit. Each such change is really made to the job, which is analysed again under all the
 rules; the listed changes pass them, fit, and if possible keep the training the same. Prices come from the account:
 arithmetic, bytes exchanged, and the time of a step if the catalogue has speeds. If no change is enough, pairs are
-tried. If no pair is enough, one change of each kind is added, each time the change that leaves the lowest peak.
+tried. So are pairs of settings if each change that is enough needs a lower precision, more devices or memory of the
+host. If no pair is enough, one change of each kind is added, each time the change that leaves the lowest peak.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import combinations, islice
+from itertools import combinations, islice, product, takewhile
 from typing import TYPE_CHECKING, Protocol
 
 from dslc.compiler.cost.estimate import missing_figures
@@ -115,10 +116,10 @@ def blame(memory: MemoryNode) -> str:
 
 @record
 class Change(Record):
-    """A change of the job. One `what` may come in several `sizes`; the first size that helps is taken.
+    """A change of the job. One `what` may come in several sizes; the cheapest that is enough is shown.
 
-    `rank` orders changes before their price does: 0 leaves the training as it is, 1 changes its precision, 2 needs more
-    devices.
+    `rank` orders changes before their price does: 0 leaves the training as it is, 1 needs memory of the host and a time
+    that is not predicted, 2 changes the precision, 3 needs more devices.
     """
 
     what: str
@@ -133,29 +134,44 @@ class _Remedy(Record):
     changes: tuple[Change, ...]
     found: Analysis
 
+    @property
+    def rank(self) -> int:
+        return max(change.rank for change in self.changes)
+
     def key(self) -> tuple[float, ...]:
-        """Orders remedies: of one rank, those that move memory to the host come last, as its time is not predicted."""
+        """Orders remedies; in a rank, a time that is only bounded comes last."""
         estimate = self.found.estimate
         time, is_bound = (estimate.step_time, estimate.source == "bound") if estimate else (None, False)
-        rank, moved = max(change.rank for change in self.changes), len(self.found.job.memory.offload)
-        return (rank, moved, is_bound, time or 0.0, _flops(self.found), _traffic(self.found))
+        return (self.rank, is_bound, time or 0.0, _flops(self.found), _traffic(self.found))
+
+
+class _Attempt(Protocol):
+    """Returns a job with these changes; None if a rule reports something new of it, or if it was not analysed."""
+
+    def __call__(self, *changes: Change) -> _Remedy | None: ...
 
 
 def remedies(analysis: Analysis, limit: int, again: Reanalysis) -> str:
     """Returns the changes after which the peak is at most `limit`, each with its price, best first."""
     known = again(analysis.job)[1]
-    tried = [(change, _reanalyse(analysis, (change,), again, known)) for change in _changes(analysis, limit)]
-    possible = [(change, found) for change, found in tried if found is not None]
-    fitting = [_Remedy(changes=(change,), found=found) for change, found in possible if _peak(found) <= limit]
+
+    def attempt(*changes: Change) -> _Remedy | None:
+        job = analysis.job
+        for change in changes:
+            job = change.make(job)
+        found, codes = again(job)
+        return _Remedy(changes=changes, found=found) if found is not None and found.costs and codes <= known else None
+
+    possible = [fit for change in _changes(analysis, limit) if (fit := attempt(change)) is not None]
+    fitting = [fit for fit in possible if _peak(fit.found) <= limit]
+    least = min((fit.rank for fit in fitting), default=None)
+    sizes: dict[str, list[Change]] = {}
+    for fit in sorted(possible, key=lambda fit: _peak(fit.found)):
+        if fit.changes[0].combines and _peak(fit.found) < _peak(analysis) and (least is None or fit.rank < least):
+            sizes.setdefault(fit.changes[0].what, []).extend(fit.changes)
+    together = None if fitting else _combined_remedy(analysis, sizes, limit, attempt)
+    fitting += _fitting_pairs(sizes, limit, attempt)
     if not fitting:
-        lighter = [change for change, found in possible if change.combines and _peak(found) < _peak(analysis)]
-        for pair in combinations(lighter, 2):
-            if pair[0].what != pair[1].what:
-                found = _reanalyse(analysis, pair, again, known)
-                if found is not None and _peak(found) <= limit:
-                    fitting.append(_Remedy(changes=pair, found=found))
-    if not fitting:
-        together = _combined_remedy(analysis, lighter, limit, again, known)
         if together is None or _peak(together.found) > limit:
             return _none(together, again)
         fitting = [together]
@@ -166,25 +182,43 @@ def remedies(analysis: Analysis, limit: int, again: Reanalysis) -> str:
 
 
 def _combined_remedy(
-    analysis: Analysis, lighter: list[Change], limit: int, again: Reanalysis, known: frozenset[str]
+    analysis: Analysis, sizes: dict[str, list[Change]], limit: int, attempt: _Attempt
 ) -> _Remedy | None:
-    """Adds changes one by one until the peak is within `limit` or no change lowers it, changes of lower rank first."""
+    """Adds changes one by one until the peak is within `limit` or no change lowers it, changes of lower rank first.
+    `sizes` are the changes of each kind, that with the lowest peak first. If it fits, each change becomes the cheapest
+    of its kind that is still enough.
+    """
     joined = None
-    for rank in range(3):
-        left = [change for change in lighter if change.rank == rank]
+    for rank in range(4):
+        left = [lowest for lowest, *_ in sizes.values() if lowest.rank == rank]
         while left and not (joined and _peak(joined.found) <= limit):
             before = joined.changes if joined else ()
-            tried = [
-                _Remedy(changes=(*before, change), found=found)
-                for change in left
-                if (found := _reanalyse(analysis, (*before, change), again, known))
-            ]
+            tried = [fit for change in left if (fit := attempt(*before, change)) is not None]
             best = min(tried, key=lambda fit: _peak(fit.found), default=None)
             if best is None or _peak(best.found) >= _peak(joined.found if joined else analysis):
                 break
             joined = best
-            left = [change for change in left if change.what != best.changes[-1].what]
+            left.remove(best.changes[-1])
+    if joined and _peak(joined.found) <= limit:
+        for n in reversed(range(len(joined.changes))):
+            before, change, after = joined.changes[:n], joined.changes[n], joined.changes[n + 1 :]
+            others = (attempt(*before, other, *after) for other in sizes[change.what])
+            enough = takewhile(lambda fit: fit is not None and _peak(fit.found) <= limit, others)
+            joined = min(filter(None, enough), key=_Remedy.key, default=joined)
     return joined
+
+
+def _fitting_pairs(sizes: dict[str, list[Change]], limit: int, attempt: _Attempt) -> list[_Remedy]:
+    """Returns the pairs of changes with a peak within `limit`. Of each two kinds the changes with the lowest peaks are
+    tried first, and the others only if these fit, so that the work that is allowed reaches all kinds.
+    """
+
+    def fitting(pairs: Iterable[tuple[Change, ...]]) -> list[_Remedy]:
+        return [fit for pair in pairs if (fit := attempt(*pair)) is not None and _peak(fit.found) <= limit]
+
+    by_rank = sorted((lowest for lowest, *_ in sizes.values()), key=lambda change: change.rank)
+    lowest = fitting(combinations(by_rank, 2))
+    return fitting(pair for fit in lowest for pair in product(*(sizes[change.what] for change in fit.changes)))
 
 
 def _none(best: _Remedy | None, again: Reanalysis) -> str:
@@ -199,17 +233,6 @@ def _cheapest_by_kind(remedies: list[_Remedy]) -> list[_Remedy]:
     for fit in remedies:
         seen.setdefault(tuple(change.what for change in fit.changes), fit)
     return list(seen.values())
-
-
-def _reanalyse(
-    analysis: Analysis, changes: tuple[Change, ...], again: Reanalysis, known: frozenset[str]
-) -> Analysis | None:
-    """Analyses the job with the changes; returns None if a rule reports something new."""
-    job = analysis.job
-    for change in changes:
-        job = change.make(job)
-    found, codes = again(job)
-    return found if found is not None and found.costs and codes <= known else None
 
 
 def _changes(analysis: Analysis, limit: int) -> Iterator[Change]:
@@ -247,14 +270,14 @@ def _changes(analysis: Analysis, limit: int) -> Iterator[Change]:
             if not set(moved) <= set(job.memory.offload):
                 both = tuple(dict.fromkeys((*job.memory.offload, *moved)))
                 edits = _edits("memory.offload", f"[{', '.join(both)}]")
-                yield Change(what=f"offload {moved[-1]}", edits=edits, make=_set("memory", offload=both))
+                yield Change(what=f"offload {moved[-1]}", edits=edits, make=_set("memory", offload=both), rank=1)
     if not low_precision(job):
         edits = _edits("train.precision", "bf16")
-        yield Change(what="precision", edits=edits, make=_set("train", precision=c.Bf16()), rank=1)
+        yield Change(what="precision", edits=edits, make=_set("train", precision=c.Bf16()), rank=2)
     if not low_copy(job):
         low = c.Fp16(level="O2") if isinstance(job.train.precision, c.Fp16) else c.Bf16(level="O2")
         edits = _edits("train.precision", f"{low.word}(level = O2)")
-        yield Change(what="precision", edits=edits, make=_set("train", precision=low), rank=1)
+        yield Change(what="precision", edits=edits, make=_set("train", precision=low), rank=2)
     yield from _more_devices(analysis)
 
 
@@ -279,7 +302,7 @@ def _more_devices(analysis: Analysis) -> Iterator[Change]:
             return job if data is None else replace(job, parallelism=replace(job.parallelism, data=data))
 
         edits = _edits(f"devices.{field}", factor * processes) + (_edits("parallelism.data", data) if data else ())
-        yield Change(what="devices", edits=edits, make=make, rank=2)
+        yield Change(what="devices", edits=edits, make=make, rank=3)
 
 
 def _edits(path: str, value: object) -> tuple[Edit, ...]:

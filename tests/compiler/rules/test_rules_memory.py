@@ -30,6 +30,8 @@ GPT = job_text(
     log=None,
 )
 
+LARGE_GPT = GPT.replace("width = 256", "width = 2048").replace("context = 128", "context = 2048")
+
 
 def checked(
     folder: Path, text: str, *settings: str, machine: MachineFacts | None = None
@@ -111,10 +113,9 @@ def test_what_moves_to_the_host_comes_last_and_its_bound_is_compared_with_no_tim
     precision: str, tmp_path: Path
 ) -> None:
     """Published runs tell the time of trainings in 16 bits. All else has a bound by the data sheet."""
-    text = GPT.replace("width = 256", "width = 2048").replace("context = 128", "context = 2048")
     settings = (f"train.precision={precision}", "data.batch=64")
-    _, whole = checked(tmp_path, text, *settings)
-    (error,), _ = checked(tmp_path, text, *settings, f"memory.limit={int(0.8 * peak(whole))}B")
+    _, whole = checked(tmp_path, LARGE_GPT, *settings)
+    (error,), _ = checked(tmp_path, LARGE_GPT, *settings, f"memory.limit={int(0.8 * peak(whole))}B")
     lines = render([error], color=False).partition("help: ")[2].strip().split("\n")[1:-2]
     assert len(lines) > 4 and all(": peak " in line and "…" not in line for line in lines), lines
     moved = [n for n, line in enumerate(lines) if "memory.offload" in line]
@@ -172,6 +173,29 @@ def test_two_changes_where_one_is_not_enough(tmp_path: Path) -> None:
     limit = f"memory.limit={int(share * peak(whole))}B"
     for line in lines:
         assert not checked(tmp_path, text, limit, *settings_of(line))[0], line
+
+
+def test_two_settings_come_before_one_change_that_needs_the_host(tmp_path: Path) -> None:
+    settings = ("train.precision=bf16", "data.batch=8", "devices.gpus=4")
+    _, whole = checked(tmp_path, LARGE_GPT, *settings)
+    (error,), _ = checked(tmp_path, LARGE_GPT, *settings, f"memory.limit={int(0.5 * peak(whole))}B")
+    first, *lines = error.help.split("\n")
+    assert first == "any of these makes it fit, the cheapest first"
+    assert [settings_of(line) for line in lines] == [
+        ["parallelism.zero=3", "memory.recompute=selective"],
+        ["memory.offload=[optimizer, parameters]"],
+    ]
+
+
+def test_of_more_changes_each_is_the_cheapest_that_is_enough(tmp_path: Path) -> None:
+    """Eight micro-batches gather the weights eight times, and two are enough."""
+    settings = ("train.precision=bf16", "data.batch=32", "devices.gpus=4")
+    _, whole = checked(tmp_path, LARGE_GPT, *settings)
+    limit = f"memory.limit={int(0.2 * peak(whole))}B"
+    (error,), _ = checked(tmp_path, LARGE_GPT, *settings, limit)
+    changes = settings_of(error.help.split("\n")[1])
+    assert len(changes) > 2 and "parallelism.microbatches=2" in changes
+    assert not checked(tmp_path, LARGE_GPT, *settings, limit, *changes)[0]
 
 
 def test_more_changes_where_two_are_not_enough(tmp_path: Path) -> None:
