@@ -39,7 +39,7 @@ from dslc.dsl.bounds import CATALOGUE
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.meaning.auto_fields import auto_fields, value_text, with_values, without_auto
-from dslc.dsl.meaning.load import LoadResult, load_each
+from dslc.dsl.meaning.load import LoadResult
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import plural
 from dslc.jobs.check_job import show
@@ -55,6 +55,7 @@ from dslc.jobs.step_fits import (
     typical_constants,
 )
 from dslc.launching.hosts import HostPaths, no_endpoint, train_with_others
+from dslc.sweeps.load_one import load_first
 from dslc.terminal.exit_codes import (
     GOOD,
     INTERRUPTED,
@@ -125,10 +126,7 @@ def main(arguments: argparse.Namespace) -> int:
     rendezvous: str = arguments.rendezvous or ""
     if rendezvous and (wrong := no_endpoint(rendezvous)):
         raise CommandFailedError(plain(f"--rendezvous is `{rendezvous}`, and `{wrong}` is not HOST or HOST:PORT"))
-    _, combinations = load_each(arguments.job, arguments.settings)
-    loaded = combinations[0]
-    if len(combinations) > 1:
-        print("the job sweeps over several trainings, the first of which is measured", file=sys.stderr)
+    loaded = load_first(arguments.job, arguments.settings)
     report = Report()
     ready = _prepare(loaded, {}, arguments, report)
     show(report)

@@ -22,11 +22,11 @@ from dslc.compiler.show.text_table import table
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.meaning.auto_fields import SEARCHED, auto_fields
-from dslc.dsl.meaning.load import load_each
 from dslc.dsl.meaning.write import write
 from dslc.dsl.plain import plain, plain_lines
 from dslc.jobs.check_job import show
 from dslc.jobs.choose_plan import explore_plans, price_written
+from dslc.sweeps.load_one import load_first
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, CommandFailedError
 
 _SHOWN = 12  # plans of the front, of which the fastest and the smallest are shown
@@ -65,13 +65,11 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _load(arguments: argparse.Namespace) -> JobSpec:
     """Returns the job; of a sweep the first combination. Raises CommandFailedError with the mistakes shown."""
-    load_result, combinations = load_each(arguments.job, arguments.settings)
-    if len(combinations) > 1:
-        print("the job sweeps over several trainings: the plans are of the first", file=sys.stderr)
-    if load_result.report.errors or combinations[0].job is None:
+    load_result = load_first(arguments.job, arguments.settings)
+    if load_result.report.errors or load_result.job is None:
         show(load_result.report)
         raise CommandFailedError(status=JOB_AT_FAULT)
-    return replace(combinations[0].job, sweep={})
+    return replace(load_result.job, sweep={})
 
 
 def _lines(job: JobSpec, choice: PlanChoice, written_plan: PricedPlan | None, seconds: float) -> list[str]:

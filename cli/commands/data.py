@@ -18,7 +18,7 @@ from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.show.text_table import table
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.job import JobSpec
-from dslc.dsl.meaning.load import LoadResult, load_each
+from dslc.dsl.meaning.load import LoadResult
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import plural
 from dslc.jobs.check_job import inspect, show
@@ -30,6 +30,7 @@ from dslc.jobs.worst_batch import (
     peak_bytes,
     price_batch,
 )
+from dslc.sweeps.load_one import load_first
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, CommandFailedError
 
 if TYPE_CHECKING:
@@ -63,8 +64,7 @@ class DataReport:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    _, combinations = load_each(arguments.job, arguments.settings)
-    analysis = _analyse(combinations[0])
+    analysis = _analyse(load_first(arguments.job, arguments.settings))
     report = _report_on(analysis, arguments.samples)
     if arguments.json:
         json.dump(_as_json(report), sys.stdout)

@@ -18,10 +18,11 @@ from collections.abc import Iterator
 from dslc.commands import export
 from dslc.compiler.ir.program import EvaluateMode
 from dslc.compiler.show.text_table import table
-from dslc.dsl.meaning.load import load_each
+from dslc.dsl.meaning.load import load
 from dslc.dsl.plain import plain
 from dslc.jobs.inference import metrics, prepare_inference
 from dslc.runtime.process.records import finite
+from dslc.sweeps.load_one import load_trained
 from dslc.terminal.exit_codes import GOOD, TRAINING_FAILED, CommandFailedError
 
 # transformers imports a torchvision that may not have been made for this build of torch.
@@ -68,11 +69,9 @@ def run_harness(folder: str, tasks: str, options: list[str], *, cpu: bool, quiet
 def main(arguments: argparse.Namespace) -> int:
     if arguments.lm_eval is not None:
         return _evaluate_by_harness(arguments)
-    _, combinations = load_each(arguments.job, arguments.settings)
+    loaded = load_trained(arguments.job, arguments.settings, arguments.checkpoint)
     split = arguments.split or "validation"
-    ready, selected = prepare_inference(
-        combinations[0], arguments.checkpoint, EvaluateMode, split=split, raw=arguments.raw
-    )
+    ready, selected = prepare_inference(loaded, arguments.checkpoint, EvaluateMode, split=split, raw=arguments.raw)
     samples = getattr(ready.program.data, f"{split}_samples")
     if not samples:
         raise CommandFailedError(
@@ -95,8 +94,7 @@ def _evaluate_by_harness(arguments: argparse.Namespace) -> int:
     if arguments.split is not None:
         raise CommandFailedError("--split chooses samples of the job, and --lm-eval takes those of its tasks: give one")
     tasks, options = tasks_and_options(arguments.lm_eval)
-    _, combinations = load_each(arguments.job, arguments.settings)
-    job = combinations[0].job
+    job = load(arguments.job, arguments.settings).job
     with tempfile.TemporaryDirectory(prefix="dslc-evaluate-") as temporary:
         folder = os.path.join(temporary, "model")
         wanted = {"output": folder, "adapter": False, "max_shard_size": None}

@@ -15,7 +15,6 @@ from dslc.compiler.rules.analysis import Analysis
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.language.job import JobSpec, python_calls
 from dslc.dsl.language.layers import TransformersNetwork
-from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import plural, shorten_list
 from dslc.jobs.check_job import inspect, show
@@ -23,6 +22,7 @@ from dslc.runs.checkpoints import SelectedWeights, check_compatibility, select_w
 from dslc.runs.model_card import model_card
 from dslc.runtime.model.errors import ModelError
 from dslc.runtime.process.vision_library import true_cause
+from dslc.sweeps.load_one import load_trained
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, TRAINING_FAILED, CommandFailedError
 from dslc.terminal.system_errors import in_words
 
@@ -39,13 +39,13 @@ def main(arguments: argparse.Namespace) -> int:
     fault = _fault(output, arguments.adapter)
     if fault:
         raise CommandFailedError(plain(fault))
-    _, combinations = load_each(arguments.job, arguments.settings)
+    loaded = load_trained(arguments.job, arguments.settings, arguments.checkpoint)
     report = Report()
-    job = combinations[0].job
-    analysis = inspect(combinations[0], report, trace=_needs_trace(job, output))
+    job = loaded.job
+    analysis = inspect(loaded, report, trace=_needs_trace(job, output))
     if report.errors and output.endswith(".safetensors") and job is not None and job.model.adapter is None:
         report = Report()
-        analysis = inspect(combinations[0], report)  # without the names of tied weights
+        analysis = inspect(loaded, report)  # without the names of tied weights
     if report.errors or analysis is None:
         show(report.errors)
         return JOB_AT_FAULT

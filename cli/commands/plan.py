@@ -32,6 +32,7 @@ from dslc.jobs.choose_plan import chosen_text, with_choice
 from dslc.jobs.lock import lock_path, write_lock
 from dslc.jobs.plan_file_input import analysis_of_plan, is_plan_file, job_of, open_plan
 from dslc.runs.plan_file_output import file_of
+from dslc.sweeps.load_one import load_first
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, CommandFailedError
 
 T = TypeVar("T")
@@ -58,7 +59,7 @@ def plan_of(arguments: argparse.Namespace) -> OpenedPlan:
         plan_file = _require(report, opened_file)
         analyse = partial(analysis_of_plan, plan_file, arguments.job)
         return OpenedPlan(graph=plan_file.graph, view=plan_file.plan, text=plan_file.text, analyse=analyse)
-    load_result = load(arguments.job, arguments.settings)
+    load_result = load_first(arguments.job, arguments.settings)
     analysis = inspect(load_result, report, trace=arguments.trace)
     if analysis is not None:
         report.extend(tell_of_memory(analysis.job, analysis.facts.optimizer))
@@ -122,7 +123,7 @@ def _analyse(arguments: argparse.Namespace, option: str) -> tuple[LoadResult, An
     report = Report()
     if is_plan_file(arguments.job):
         _require(report, open_plan(arguments.job, report, [option]))
-    load_result = load(arguments.job, arguments.settings)
+    load_result = load_first(arguments.job, arguments.settings)
     return load_result, _require(report, inspect(load_result, report, trace=arguments.trace))
 
 

@@ -6,9 +6,9 @@ import argparse
 import os
 
 from dslc.compiler.ir.program import PredictMode
-from dslc.dsl.meaning.load import load_each
 from dslc.dsl.plain import plain
 from dslc.jobs.inference import prepare_inference, run_inference
+from dslc.sweeps.load_one import load_trained
 from dslc.terminal.exit_codes import GOOD, TRAINING_FAILED, CommandFailedError
 from dslc.terminal.system_errors import in_words
 
@@ -20,9 +20,9 @@ def main(arguments: argparse.Namespace) -> int:
     folder = os.path.dirname(output)
     if not os.path.isdir(folder):
         raise CommandFailedError(plain(f"there is no folder {folder}"))
-    _, combinations = load_each(arguments.job, arguments.settings)
+    loaded = load_trained(arguments.job, arguments.settings, arguments.checkpoint)
     ready, selected = prepare_inference(
-        combinations[0], arguments.checkpoint, PredictMode, split=arguments.split, output=output, raw=arguments.raw
+        loaded, arguments.checkpoint, PredictMode, split=arguments.split, output=output, raw=arguments.raw
     )
     data = ready.program.data
     if arguments.split in ("validation", "test") and not getattr(data, f"{arguments.split}_samples"):

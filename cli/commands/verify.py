@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from dslc.compiler.ir.program import CheckpointStep, ObserveMode, PrecisionStep
 from dslc.compiler.placement.layout import lay_out
 from dslc.dsl.diagnostics import Report
 from dslc.dsl.meaning.auto_fields import auto_fields
-from dslc.dsl.meaning.load import LoadResult, load_each
+from dslc.dsl.meaning.load import LoadResult
 from dslc.dsl.plain import plain_lines
 from dslc.dsl.words import plural, shorten_list
 from dslc.jobs.check_job import inspect, show
@@ -24,6 +23,7 @@ from dslc.jobs.choose_plan import with_choice
 from dslc.jobs.prepare_run import Ready, prepare
 from dslc.probe.gpus import gpus_here
 from dslc.runs.run_folder import LOCK, FolderInUseError, claim_folder
+from dslc.sweeps.load_one import load_first
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, TRAINING_FAILED, CommandFailedError
 from dslc.terminal.tables import console
 from dslc.verification.comparison import (
@@ -67,11 +67,8 @@ def main(arguments: argparse.Namespace) -> int:
         with claim_folder(output, None):  # or the message names who writes there
             pass
     _refuse_filled(output)
-    _, combinations = load_each(arguments.job, arguments.settings)
-    if len(combinations) > 1:
-        print("the job sweeps over several trainings, the first of which is verified", file=sys.stderr)
     try:
-        job, changes = _job(combinations[0], arguments.shrink)
+        job, changes = _job(load_first(arguments.job, arguments.settings), arguments.shrink)
     except CannotShrink as reason:
         raise CommandFailedError(str(reason), JOB_AT_FAULT) from None
     pair = _both(job)

@@ -205,6 +205,25 @@ def test_the_table_is_made_from_the_folder_alone(tmp_path: Path) -> None:
     assert table(folder)[0]["clean loss"] == "" and table(folder)[0]["best clean accuracy: step"] == "2"
 
 
+def test_a_checkpoint_is_evaluated_with_the_settings_that_trained_it(tmp_path: Path) -> None:
+    """The seed draws the data that are held out, so that those of another training give another loss."""
+    data = {"source": "synthetic(samples = 64, shape = [4], classes = 10)", "validation": "25%", "batch": 8}
+    job, out = tmp_path / "seeds.plt", tmp_path / "runs" / "seeds" / "one"
+    job.write_text(job_text(data=data, train={"steps": 2}, sweep={"train.seed": "[1, 2]"}))
+    assert dslc("run", job, "--out", out).returncode == 0
+    asked = {"seed=1": ("--checkpoint", out / "seed=1"), "seed=2": ()}  # without one the newest is taken
+    for name, which in asked.items():
+        evaluated = dslc("evaluate", job, "--json", *which, cwd=tmp_path)
+        wanted = next(each["loss"] for each in read_metrics(str(out / name)) if each["split"] == "validation")
+        assert json.loads(evaluated.stdout)["loss"] == pytest.approx(wanted), name
+        assert f"this one wrote the checkpoint: train.{name.replace('=', ' = ')}\n" in evaluated.stderr
+    chosen = dslc("evaluate", job, "--set", "train.seed=2", cwd=tmp_path)
+    assert chosen.returncode == 0 and not chosen.stderr
+    (out / "seed=2" / "weights.safetensors").rename(tmp_path / "moved.safetensors")
+    moved = dslc("evaluate", job, "--checkpoint", tmp_path / "moved.safetensors")
+    assert "2 trainings; this is the first one, and `--set` chooses another: train.seed = 1\n" in moved.stderr
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"job": "a"}', '{"job": "a", "paths": [], "runs": [1], "highest": {}}'])
 def test_a_file_of_another_program_is_no_sweep(tmp_path: Path, text: str) -> None:
     (tmp_path / "sweep.json").write_text(text)
