@@ -32,6 +32,7 @@ from dslc.jobs.worst_batch import (
 )
 from dslc.sweeps.load_one import load_first
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, CommandFailedError
+from dslc.terminal.progress_bar import progress_bar
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -128,7 +129,7 @@ def _read_splits(analysis: Analysis, limit: int) -> DataReport:
     splits = open_source(step)
     counts = {split: samples_in(step, split) for split in ("training", "validation", "test")}
     read = []
-    with _progress() as bar:
+    with progress_bar() as bar:
         for split, count in counts.items():
             if count:
                 task = bar.add_task(f"{split} samples", total=min(count, limit))
@@ -188,16 +189,6 @@ def _pack(training: SampleRecords) -> tuple[int, int, float] | None:
 
 def _advance(bar: Progress, task: object) -> Callable[[int], None]:
     return lambda samples: bar.advance(task, samples)  # type: ignore[arg-type]
-
-
-def _progress() -> Progress:
-    """Returns a bar in samples, shown only on a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 # ----------------------------------------------------------------------------------------------------------- as text

@@ -4,23 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import TYPE_CHECKING
 
 from dslc.dsl.words import plural
 from dslc.terminal.exit_codes import GOOD, CommandFailedError
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
-
-def progress() -> Progress:
-    """Returns a bar in bytes of text, shown only on a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+from dslc.terminal.progress_bar import progress_bar
 
 
 def main(arguments: argparse.Namespace) -> int:
@@ -32,7 +19,7 @@ def main(arguments: argparse.Namespace) -> int:
     if absent is not None:
         raise CommandFailedError(f"{absent}: {'is no file' if os.path.exists(absent) else 'there is no such file'}")
     try:
-        with progress() as bar:
+        with progress_bar(in_bytes=True) as bar:
             task = bar.add_task(os.path.basename(arguments.output), total=sum(map(os.path.getsize, arguments.texts)))
             tokens = write_tokens(
                 arguments.texts, arguments.output, arguments.tokenizer, lambda bytes_read: bar.advance(task, bytes_read)

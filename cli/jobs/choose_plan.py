@@ -22,6 +22,7 @@ from dslc.dsl.language.job import JobSpec
 from dslc.dsl.meaning.auto_fields import SEARCHED, auto_fields, settings_text, without_auto
 from dslc.dsl.meaning.load import LoadResult
 from dslc.probe.collect_facts import collect_facts
+from dslc.terminal.progress_bar import progress_bar
 
 
 class FactsOfPlans:
@@ -123,15 +124,6 @@ def search_progress() -> Iterator[Progress]:
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("choosing a plan"),
-        BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
+    with progress_bar() as bar:
+        task = bar.add_task("choosing a plan", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
