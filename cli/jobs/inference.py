@@ -6,9 +6,11 @@ import contextlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from dslc.compiler.ir.program import EvaluateMode, PredictMode
@@ -19,7 +21,10 @@ from dslc.dsl.language.calls import Pretrained
 from dslc.dsl.language.job import JobSpec
 from dslc.dsl.language.preferences import REFERENCES, ReferencedLoss
 from dslc.dsl.language.registry import Call
-from dslc.dsl.meaning.load import LoadResult
+from dslc.dsl.meaning.auto_fields import value_text
+from dslc.dsl.meaning.load import LoadResult, load
+from dslc.dsl.meaning.write import anchored
+from dslc.dsl.plain import plain
 from dslc.jobs.check_job import show
 from dslc.jobs.prepare_run import Ready, launch_quietly, prepare, show_failure
 from dslc.runs.checkpoints import (
@@ -30,6 +35,7 @@ from dslc.runs.checkpoints import (
 from dslc.terminal.exit_codes import JOB_AT_FAULT, TRAINING_FAILED, CommandFailedError
 
 _UNLIMITED = 2**62
+_HOLD_OUT = {path: attrgetter(path) for path in ("train.seed", "data.validation", "data.test")}
 
 
 def prepare_inference(
@@ -50,7 +56,27 @@ def prepare_inference(
     taken = select_weights(loaded.job, asked)
     check_compatibility(taken, made.compiled.analysis)
     program = replace(made.program, mode=mode(use=taken.path, **arguments))
+    if program.data.split == "random" and arguments["split"] in ("validation", "test"):
+        _tell_of_seen_samples(loaded.job, taken, arguments["split"])
     return replace(made, program=program), taken
+
+
+def _tell_of_seen_samples(job: JobSpec, taken: SelectedWeights, split: str) -> None:
+    """Says on standard error if the run that wrote the weights held out other samples of the same source, or none."""
+    run = os.path.dirname(taken.path) if taken.manifest is None else os.path.dirname(os.path.dirname(taken.path))
+    written = os.path.join(run, "job.plt")
+    trained = load(written).job if os.path.isfile(written) else None
+    if trained is None or trained.data.source != anchored(job).data.source:
+        return
+    theirs = {path: value(trained) for path, value in _HOLD_OUT.items() if value(trained) != value(job)}
+    if not getattr(trained.data, split):
+        text = f"the training held out no samples for `{split}`, and has seen these"
+    elif theirs:
+        settings = " ".join(f"--set {path}={value_text(value)}" for path, value in theirs.items())
+        text = f"the training held out other samples, and has seen most of these: `{settings}` takes its own"
+    else:
+        return
+    print(plain(f"warning: {text}"), file=sys.stderr)
 
 
 def _without_training(job: JobSpec) -> JobSpec:

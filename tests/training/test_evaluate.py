@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -173,6 +174,15 @@ def test_what_is_not_there_or_does_not_fit_is_said(folder: Path) -> None:
     run = dslc("evaluate", "job.plt", "--set", "data.validation=none", "--checkpoint", checkpoints, cwd=folder)
     assert run.returncode == 2
     assert "data.validation=10%" in run.stderr
+
+
+def test_samples_that_the_training_has_seen_are_warned_of(folder: Path) -> None:
+    run, seed = run_of(folder), ("--set", "train.seed=5")
+    other = dslc("evaluate", "job.plt", *seed, cwd=folder)
+    (setting,) = re.findall(r"has seen most of these: `--set (\S+)` takes its own", other.stderr)
+    assert not dslc("evaluate", "job.plt", *seed, "--set", setting, "--checkpoint", run, cwd=folder).stderr
+    tested = ("predict", "job.plt", "--set", "data.test=10%", "--split", "test", "-o", "test.npz")
+    assert "the training held out no samples for `test`, and has seen these" in dslc(*tested, cwd=folder).stderr
 
 
 def test_whether_it_would_be_gone_on_from(folder: Path) -> None:
