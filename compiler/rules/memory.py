@@ -14,7 +14,8 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import combinations, islice, product, takewhile
+from functools import partial
+from itertools import combinations, islice, takewhile
 from typing import TYPE_CHECKING, Protocol
 
 from dslc.compiler.cost.estimate import missing_figures
@@ -116,7 +117,8 @@ def blame(memory: MemoryNode) -> str:
 
 @record
 class Change(Record):
-    """A change of the job. One `what` may come in several sizes; the cheapest that is enough is shown.
+    """A change of the job. One `what` may come in several sizes; the cheapest that is enough is shown. It is tried only
+    if a change is enough whose `what` is `part_of`, if any, as it then does less of the same.
 
     `rank` orders changes before their price does: 0 leaves the training as it is, 1 needs memory of the host and a time
     that is not predicted, 2 changes the precision, 3 needs more devices.
@@ -126,6 +128,7 @@ class Change(Record):
     edits: tuple[Edit, ...]
     make: Callable[[JobSpec], JobSpec]
     rank: int = 0
+    part_of: str = ""
     combines: bool = True  # whether it is tried with other changes
 
 
@@ -162,15 +165,22 @@ def remedies(analysis: Analysis, limit: int, again: Reanalysis) -> str:
         found, codes = again(job)
         return _Remedy(changes=changes, found=found) if found is not None and found.costs and codes <= known else None
 
-    possible = [fit for change in _changes(analysis, limit) if (fit := attempt(change)) is not None]
-    fitting = [fit for fit in possible if _peak(fit.found) <= limit]
+    kinds: dict[str, list[Change]] = {}
+    for change in _changes(analysis, limit):
+        kinds.setdefault(change.what, []).insert(0, change)
+    fitting: list[_Remedy] = []
+    lighter: list[list[Change]] = []
+    for changes in kinds.values():
+        if changes[0].part_of and not any(fit.changes[0].what == changes[0].part_of for fit in fitting):
+            continue
+        largest = next(filter(None, map(attempt, changes)), None)
+        fitting += _enough(map(attempt, changes), limit)
+        if largest is not None and changes[0].combines and _peak(largest.found) < _peak(analysis):
+            lighter.append(changes[changes.index(largest.changes[0]) :])
     least = min((fit.rank for fit in fitting), default=None)
-    sizes: dict[str, list[Change]] = {}
-    for fit in sorted(possible, key=lambda fit: _peak(fit.found)):
-        if fit.changes[0].combines and _peak(fit.found) < _peak(analysis) and (least is None or fit.rank < least):
-            sizes.setdefault(fit.changes[0].what, []).extend(fit.changes)
-    together = None if fitting else _combined_remedy(analysis, sizes, limit, attempt)
-    fitting += _fitting_pairs(sizes, limit, attempt)
+    lighter = [changes for changes in lighter if least is None or changes[0].rank < least]
+    together = None if fitting else _combined_remedy(analysis, lighter, limit, attempt)
+    fitting += _fitting_pairs(lighter, limit, attempt)
     if not fitting:
         if together is None or _peak(together.found) > limit:
             return _none(together, again)
@@ -181,16 +191,21 @@ def remedies(analysis: Analysis, limit: int, again: Reanalysis) -> str:
     return join_remedies("\n", [first, *lines])
 
 
-def _combined_remedy(
-    analysis: Analysis, sizes: dict[str, list[Change]], limit: int, attempt: _Attempt
-) -> _Remedy | None:
+def _enough(largest_first: Iterable[_Remedy | None], limit: int) -> list[_Remedy]:
+    """Returns the remedies within `limit` before the first that is above it, the smallest change first. None is a
+    change that a rule refuses.
+    """
+    return [*takewhile(lambda fit: _peak(fit.found) <= limit, filter(None, largest_first))][::-1]
+
+
+def _combined_remedy(analysis: Analysis, kinds: list[list[Change]], limit: int, attempt: _Attempt) -> _Remedy | None:
     """Adds changes one by one until the peak is within `limit` or no change lowers it, changes of lower rank first.
-    `sizes` are the changes of each kind, that with the lowest peak first. If it fits, each change becomes the cheapest
-    of its kind that is still enough.
+    `kinds` are the changes of each kind, the largest first. In the end each change becomes the cheapest of its kind
+    that is still enough, or that leaves as low a peak.
     """
     joined = None
     for rank in range(4):
-        left = [lowest for lowest, *_ in sizes.values() if lowest.rank == rank]
+        left = [largest for largest, *_ in kinds if largest.rank == rank]
         while left and not (joined and _peak(joined.found) <= limit):
             before = joined.changes if joined else ()
             tried = [fit for change in left if (fit := attempt(*before, change)) is not None]
@@ -199,26 +214,24 @@ def _combined_remedy(
                 break
             joined = best
             left.remove(best.changes[-1])
-    if joined and _peak(joined.found) <= limit:
-        for n in reversed(range(len(joined.changes))):
-            before, change, after = joined.changes[:n], joined.changes[n], joined.changes[n + 1 :]
-            others = (attempt(*before, other, *after) for other in sizes[change.what])
-            enough = takewhile(lambda fit: fit is not None and _peak(fit.found) <= limit, others)
-            joined = min(filter(None, enough), key=_Remedy.key, default=joined)
+    if joined is None:
+        return None
+    for n in reversed(range(len(joined.changes))):
+        before, change, after = joined.changes[:n], joined.changes[n], joined.changes[n + 1 :]
+        (sizes,) = (changes for changes in kinds if change in changes)
+        others = (attempt(*before, other, *after) for other in sizes)
+        joined = min(_enough(others, max(limit, _peak(joined.found))), key=_Remedy.key)
     return joined
 
 
-def _fitting_pairs(sizes: dict[str, list[Change]], limit: int, attempt: _Attempt) -> list[_Remedy]:
-    """Returns the pairs of changes with a peak within `limit`. Of each two kinds the changes with the lowest peaks are
-    tried first, and the others only if these fit, so that the work that is allowed reaches all kinds.
+def _fitting_pairs(kinds: list[list[Change]], limit: int, attempt: _Attempt) -> list[_Remedy]:
+    """Returns the pairs of changes with a peak within `limit`. Of each two kinds the largest changes are tried first,
+    and the others only if these fit, so that the work that is allowed reaches all kinds.
     """
-
-    def fitting(pairs: Iterable[tuple[Change, ...]]) -> list[_Remedy]:
-        return [fit for pair in pairs if (fit := attempt(*pair)) is not None and _peak(fit.found) <= limit]
-
-    by_rank = sorted((lowest for lowest, *_ in sizes.values()), key=lambda change: change.rank)
-    lowest = fitting(combinations(by_rank, 2))
-    return fitting(pair for fit in lowest for pair in product(*(sizes[change.what] for change in fit.changes)))
+    by_rank = sorted(kinds, key=lambda changes: changes[0].rank)
+    pairs = list(combinations(by_rank, 2))
+    reach = [(one, other) for one, other in pairs if any(_enough([attempt(one[0], other[0])], limit))]
+    return [fit for one, other in reach for first in one for fit in _enough(map(partial(attempt, first), other), limit)]
 
 
 def _none(best: _Remedy | None, again: Reanalysis) -> str:
@@ -261,7 +274,7 @@ def _changes(analysis: Analysis, limit: int) -> Iterator[Change]:
         budget = RecomputeBudget(peak=limit)
         edits = _edits("memory.recompute", value_text(budget))
         make = _set("memory", recompute=budget)
-        yield Change(what="recompute by budget", edits=edits, make=make, combines=False)
+        yield Change(what="recompute by budget", edits=edits, make=make, part_of="recompute", combines=False)
     if isinstance(job.model.loss, c.CrossEntropy) and job.model.loss.chunks == 1:
         loss = replace(job.model.loss, chunks=AUTO)
         yield Change(what="chunks", edits=_edits("model.loss.chunks", AUTO), make=_set("model", loss=loss))

@@ -198,6 +198,25 @@ def test_of_more_changes_each_is_the_cheapest_that_is_enough(tmp_path: Path) -> 
     assert not checked(tmp_path, LARGE_GPT, *settings, limit, *changes)[0]
 
 
+def test_the_work_that_is_allowed_reaches_what_makes_a_large_job_fit(tmp_path: Path) -> None:
+    text = job_text(
+        model={
+            "network": "llama(layers = 80, width = 8192, heads = 64, kv_heads = 8, hidden = 28672, context = 8192, "
+            "vocab = 128_256)"
+        },
+        data={"source": "synthetic(samples = 10_000, vocab = 128_256)", "batch": 128},
+        devices={"nodes": 8, "gpus": 8, "kind": "h100"},
+        parallelism={"tensor": 8, "pipeline": 2, "schedule": '"1f1b"', "microbatches": 4},
+        train={"steps": 10, "optimizer": "adamw()", "precision": "bf16"},
+        log=None,
+    )
+    (error,), _ = checked(tmp_path, text)
+    first, line = error.help.split("\n")
+    assert first == "this makes it fit"
+    assert set(settings_of(line)) == {"memory.recompute=full", "parallelism.zero=3"}
+    assert not checked(tmp_path, text, *settings_of(line))[0]
+
+
 def test_more_changes_where_two_are_not_enough(tmp_path: Path) -> None:
     text = GPT.replace("kind = h100", "").replace("gpus = 2", "gpus = [0, 1]").replace("batch  = 256", "batch  = 16")
     (error,), _ = checked(tmp_path, text, "memory.limit=1MiB")
