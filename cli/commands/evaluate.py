@@ -69,9 +69,11 @@ def run_harness(folder: str, tasks: str, options: list[str], *, cpu: bool, quiet
 def main(arguments: argparse.Namespace) -> int:
     if arguments.lm_eval is not None:
         return _evaluate_by_harness(arguments)
-    loaded = load_trained(arguments.job, arguments.settings, arguments.checkpoint)
+    loaded, weights = load_trained(arguments.job, arguments.settings, arguments.checkpoint)
     split = arguments.split or "validation"
-    ready, selected = prepare_inference(loaded, arguments.checkpoint, EvaluateMode, split=split, raw=arguments.raw)
+    ready, selected = prepare_inference(
+        loaded, weights or arguments.checkpoint, EvaluateMode, split=split, raw=arguments.raw
+    )
     samples = getattr(ready.program.data, f"{split}_samples")
     if not samples:
         raise CommandFailedError(

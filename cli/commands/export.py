@@ -39,7 +39,7 @@ def main(arguments: argparse.Namespace) -> int:
     fault = _fault(output, arguments.adapter)
     if fault:
         raise CommandFailedError(plain(fault))
-    loaded = load_trained(arguments.job, arguments.settings, arguments.checkpoint)
+    loaded, weights = load_trained(arguments.job, arguments.settings, arguments.checkpoint)
     report = Report()
     job = loaded.job
     analysis = inspect(loaded, report, trace=_needs_trace(job, output))
@@ -52,7 +52,7 @@ def main(arguments: argparse.Namespace) -> int:
     fault = _fault_of_folder(analysis, arguments.adapter) if not output.endswith(_FILES) else ""
     if fault:
         raise CommandFailedError(plain(fault))
-    selected = select_weights(analysis.job, arguments.checkpoint)
+    selected = weights or select_weights(analysis.job, arguments.checkpoint)
     check_compatibility(selected, analysis)
     return _export(analysis, selected, output, arguments)
 

@@ -20,9 +20,9 @@ def main(arguments: argparse.Namespace) -> int:
     folder = os.path.dirname(output)
     if not os.path.isdir(folder):
         raise CommandFailedError(plain(f"there is no folder {folder}"))
-    loaded = load_trained(arguments.job, arguments.settings, arguments.checkpoint)
+    loaded, weights = load_trained(arguments.job, arguments.settings, arguments.checkpoint)
     ready, selected = prepare_inference(
-        loaded, arguments.checkpoint, PredictMode, split=arguments.split, output=output, raw=arguments.raw
+        loaded, weights or arguments.checkpoint, PredictMode, split=arguments.split, output=output, raw=arguments.raw
     )
     data = ready.program.data
     if arguments.split in ("validation", "test") and not getattr(data, f"{arguments.split}_samples"):

@@ -35,11 +35,14 @@ from dslc.runs.checkpoints import (
 from dslc.terminal.exit_codes import JOB_AT_FAULT, TRAINING_FAILED, CommandFailedError
 
 _UNLIMITED = 2**62
-_HOLD_OUT = {path: attrgetter(path) for path in ("train.seed", "data.validation", "data.test")}
+_HELD_OUT_BY = {path: attrgetter(path) for path in ("train.seed", "data.validation", "data.test")}
 
 
 def prepare_inference(
-    loaded: LoadResult, asked: str | None, mode: type[EvaluateMode] | type[PredictMode], **arguments: Any
+    loaded: LoadResult,
+    asked: SelectedWeights | str | None,
+    mode: type[EvaluateMode] | type[PredictMode],
+    **arguments: Any,
 ) -> tuple[Ready, SelectedWeights]:
     """Returns the job as a program of that mode, with these arguments, and its checkpoint.
 
@@ -53,22 +56,22 @@ def prepare_inference(
     show([each for each in report if each.severity == "error"])  # warnings are about a training
     if made is None:
         raise CommandFailedError(status=JOB_AT_FAULT)
-    taken = select_weights(loaded.job, asked)
+    taken = asked if isinstance(asked, SelectedWeights) else select_weights(loaded.job, asked)
     check_compatibility(taken, made.compiled.analysis)
     program = replace(made.program, mode=mode(use=taken.path, **arguments))
     if program.data.split == "random" and arguments["split"] in ("validation", "test"):
-        _tell_of_seen_samples(loaded.job, taken, arguments["split"])
+        _warn_of_seen_samples(loaded.job, taken, arguments["split"])
     return replace(made, program=program), taken
 
 
-def _tell_of_seen_samples(job: JobSpec, taken: SelectedWeights, split: str) -> None:
-    """Says on standard error if the run that wrote the weights held out other samples of the same source, or none."""
+def _warn_of_seen_samples(job: JobSpec, taken: SelectedWeights, split: str) -> None:
+    """Warns, on standard error, if the run that wrote the weights held out other samples of the same source, or none."""
     run = os.path.dirname(taken.path) if taken.manifest is None else os.path.dirname(os.path.dirname(taken.path))
     written = os.path.join(run, "job.plt")
     trained = load(written).job if os.path.isfile(written) else None
     if trained is None or trained.data.source != anchored(job).data.source:
         return
-    theirs = {path: value(trained) for path, value in _HOLD_OUT.items() if value(trained) != value(job)}
+    theirs = {path: value(trained) for path, value in _HELD_OUT_BY.items() if value(trained) != value(job)}
     if not getattr(trained.data, split):
         text = f"the training held out no samples for `{split}`, and has seen these"
     elif theirs:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.meaning.resolve import Combination
 from dslc.dsl.plain import plain
-from dslc.runs.checkpoints import select_weights
+from dslc.runs.checkpoints import SelectedWeights, select_weights
 from dslc.sweeps.table import read_sweep
 
 _FIRST = "this is the first one, and `--set` chooses another"
@@ -18,26 +18,29 @@ _FIRST = "this is the first one, and `--set` chooses another"
 def load_first(path: str, settings: Sequence[str]) -> LoadResult:
     """Loads a job; of a sweep the first training."""
     loaded, combinations = load_each(path, settings)
-    _say(loaded, 0, _FIRST)
+    _print_training(loaded, 0, _FIRST)
     return combinations[0]
 
 
-def load_trained(path: str, settings: Sequence[str], checkpoint: str | None) -> LoadResult:
-    """Loads a job; of a sweep the training that wrote the checkpoint, which `select_weights` chooses, or the first one
-    if none of them did. Raises NoCheckpoint for a sweep.
+def load_trained(
+    path: str, settings: Sequence[str], checkpoint: str | None
+) -> tuple[LoadResult, SelectedWeights | None]:
+    """Loads a job; of a sweep the training that wrote the checkpoint, or the first one if none of them did, with the
+    checkpoint, which was looked for. Raises NoCheckpoint.
     """
     loaded, combinations = load_each(path, settings)
     if loaded.job is None or not loaded.combinations or loaded.report.errors:
-        return loaded
-    trained = settings_of(select_weights(loaded.job, checkpoint).path)
+        return loaded, None
+    selected = select_weights(loaded.job, checkpoint)
+    trained = _settings_that_trained(selected.path)
     wrote = [n for n, combination in enumerate(loaded.combinations) if set(combination) <= set(trained)]
     number, which = (wrote[0], "this one wrote the checkpoint") if wrote else (0, _FIRST)
-    _say(loaded, number, which)
-    return combinations[number]
+    _print_training(loaded, number, which)
+    return combinations[number], selected
 
 
-def settings_of(path: str) -> Combination:
-    """Returns the settings with which a sweep trained what lies at a path; none if it lies in no sweep's folder."""
+def _settings_that_trained(path: str) -> Combination:
+    """Returns the settings of the sweep's training in whose folder a path lies; none outside of a sweep."""
     folder, name = os.path.split(os.path.abspath(path))
     while name:
         if (sweep := read_sweep(folder)) and name in (values := dict(sweep.runs)):
@@ -46,7 +49,7 @@ def settings_of(path: str) -> Combination:
     return ()
 
 
-def _say(loaded: LoadResult, number: int, which: str) -> None:
+def _print_training(loaded: LoadResult, number: int, which: str) -> None:
     if loaded.combinations:
         values = ", ".join(f"{path} = {text}" for path, text in loaded.combinations[number])
         print(plain(f"the job sweeps over {len(loaded.combinations)} trainings; {which}: {values}"), file=sys.stderr)
