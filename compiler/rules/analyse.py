@@ -66,7 +66,7 @@ def analyse(
     if not readable or (yield from _check(known, sound=sound and fine)):
         analysis = yield from _analysis(known, reuse)
     if analysis is not None and not broken and limits:
-        yield from check_limits(analysis, reuse, remedies=remedies)
+        yield from check_limits(analysis, reuse, remedies=remedies, sound=sound)
     yield from check_supported(job)
     return analysis
 
@@ -115,18 +115,18 @@ def _staging(known: KnownFacts, stages: tuple[range, ...], schedule: ScheduleTab
     )
 
 
-def check_limits(analysis: Analysis, reuse: Reuse, *, remedies: bool) -> Iterator[Diagnostic]:
-    """Checks the account of a job against its network, its memory and its promises."""
+def check_limits(analysis: Analysis, reuse: Reuse, *, remedies: bool, sound: bool = True) -> Iterator[Diagnostic]:
+    """Checks the account of a job against its network, its memory and its promises; `sound` as above."""
     if not remedies:
         yield from check_memory(analysis, _NoTrials())
-        yield from check_promises(analysis, _NoTrials())
+        yield from check_promises(analysis, _NoTrials(), sound=sound)
         return
     if analysis.staging is not None and analysis.estimate is not None:
         yield from check_network(analysis.staging, analysis.costs, analysis.estimate)
     layers = len(analysis.model.layers) if analysis.model else 1
     trials = _Trials(replace(analysis.facts, source=analysis.source), reuse, layers)
     yield from check_memory(analysis, trials)
-    yield from check_promises(analysis, trials)
+    yield from check_promises(analysis, trials, sound=sound)
 
 
 def _is_fine(broken: Collection[str], *prefixes: str) -> bool:

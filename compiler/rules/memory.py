@@ -410,20 +410,23 @@ _TEXT = {
 }
 
 
-def check_promises(analysis: Analysis, again: Reanalysis) -> Iterator[Diagnostic]:
-    """Checks each line of `expect` against the plan, unless it is unknown for a mistake in the layers."""
+def check_promises(analysis: Analysis, again: Reanalysis, *, sound: bool) -> Iterator[Diagnostic]:
+    """Checks each line of `expect` against the plan. An unknown value is reported only if no error is known yet, as it
+    may be unknown for a mistake.
+    """
     if analysis.model is None and not analysis.job.model.has_user_network:
         return
     values = promise_values(analysis)
     for promise in analysis.job.expect:
         value = values[promise.name]
         if value is None:
-            yield Diagnostic(
-                "W0503",
-                f"`{promise.name}` cannot be computed for this job, so the promise is not checked",
-                promise.span,
-                help=_unknown(analysis, promise),
-            )
+            if sound:
+                yield Diagnostic(
+                    "W0503",
+                    f"`{promise.name}` cannot be computed for this job, so the promise is not checked",
+                    promise.span,
+                    help=_unknown(analysis, promise),
+                )
         elif not _holds(promise, value):
             text = _TEXT.get(promise.name, _number)
             yield Diagnostic(

@@ -246,3 +246,16 @@ def test_a_promise_about_memory_is_answered_like_a_limit(tmp_path: Path) -> None
     for line in error.help.split("\n")[1:]:
         _, after = checked(tmp_path, text, *settings_of(line))
         assert peak(after) < 0.9 * peak(whole)
+
+
+def test_a_promise_that_a_mistake_leaves_unknown_is_not_warned_of(tmp_path: Path) -> None:
+    """A network that failed in its trial is an error already, and the help would be to try it."""
+    network: dict[str, object] = {"network": 'python("net:Net")'}
+    text = job_text(model=network, data={"source": "digits()", "batch": 32}, train={"steps": 2}, log=None)
+    (tmp_path / "made.plt").write_text(text + "expect {\n  peak_memory < 1MB\n}\n")
+    job = load(str(tmp_path / "made.plt")).job
+    assert job is not None
+    for sound in (True, False):
+        report = Report()
+        report.collect(analyse(job, Facts(), sound=sound))
+        assert [each.code for each in report.found if each.code == "W0503"] == ["W0503"] * sound
