@@ -117,18 +117,18 @@ def blame(memory: MemoryNode) -> str:
 
 @record
 class Change(Record):
-    """A change of the job. One `what` may come in several sizes; the cheapest that is enough is shown. It is tried only
-    if a change is enough whose `what` is `part_of`, if any, as it then does less of the same.
+    """A change of the job. One `what` may come in several sizes; the cheapest that is enough is shown. If `only_after`
+    is the `what` of another change, it is tried only where that one is enough, as it does less of the same.
 
-    `rank` orders changes before their price does: 0 leaves the training as it is, 1 needs memory of the host and a time
-    that is not predicted, 2 changes the precision, 3 needs more devices.
+    `priority` orders changes before their price does, 0 first: 0 leaves the training as it is, 1 needs memory of the
+    host and a time that is not predicted, 2 changes the precision, 3 needs more devices.
     """
 
     what: str
     edits: tuple[Edit, ...]
     make: Callable[[JobSpec], JobSpec]
-    rank: int = 0
-    part_of: str = ""
+    priority: int = 0
+    only_after: str = ""
     combines: bool = True  # whether it is tried with other changes
 
 
@@ -138,17 +138,17 @@ class _Remedy(Record):
     found: Analysis
 
     @property
-    def rank(self) -> int:
-        return max(change.rank for change in self.changes)
+    def priority(self) -> int:
+        return max(change.priority for change in self.changes)
 
     def key(self) -> tuple[float, ...]:
-        """Orders remedies; in a rank, a time that is only bounded comes last."""
+        """Orders remedies: by priority, a predicted time before one that is only bounded, and then by price."""
         estimate = self.found.estimate
         time, is_bound = (estimate.step_time, estimate.source == "bound") if estimate else (None, False)
-        return (self.rank, is_bound, time or 0.0, _flops(self.found), _traffic(self.found))
+        return (self.priority, is_bound, time or 0.0, _flops(self.found), _traffic(self.found))
 
 
-class _Attempt(Protocol):
+class _ApplyChanges(Protocol):
     """Returns a job with these changes; None if a rule reports something new of it, or if it was not analysed."""
 
     def __call__(self, *changes: Change) -> _Remedy | None: ...
@@ -171,14 +171,15 @@ def remedies(analysis: Analysis, limit: int, again: Reanalysis) -> str:
     fitting: list[_Remedy] = []
     lighter: list[list[Change]] = []
     for changes in kinds.values():
-        if changes[0].part_of and not any(fit.changes[0].what == changes[0].part_of for fit in fitting):
+        needed = changes[0].only_after
+        if needed and not any(fit.changes[0].what == needed for fit in fitting):
             continue
         largest = next(filter(None, map(attempt, changes)), None)
         fitting += _enough(map(attempt, changes), limit)
         if largest is not None and changes[0].combines and _peak(largest.found) < _peak(analysis):
             lighter.append(changes[changes.index(largest.changes[0]) :])
-    least = min((fit.rank for fit in fitting), default=None)
-    lighter = [changes for changes in lighter if least is None or changes[0].rank < least]
+    least = min((fit.priority for fit in fitting), default=None)
+    lighter = [changes for changes in lighter if least is None or changes[0].priority < least]
     together = None if fitting else _combined_remedy(analysis, lighter, limit, attempt)
     fitting += _fitting_pairs(lighter, limit, attempt)
     if not fitting:
@@ -198,14 +199,16 @@ def _enough(largest_first: Iterable[_Remedy | None], limit: int) -> list[_Remedy
     return [*takewhile(lambda fit: _peak(fit.found) <= limit, filter(None, largest_first))][::-1]
 
 
-def _combined_remedy(analysis: Analysis, kinds: list[list[Change]], limit: int, attempt: _Attempt) -> _Remedy | None:
-    """Adds changes one by one until the peak is within `limit` or no change lowers it, changes of lower rank first.
+def _combined_remedy(
+    analysis: Analysis, kinds: list[list[Change]], limit: int, attempt: _ApplyChanges
+) -> _Remedy | None:
+    """Adds changes one by one until the peak is within `limit` or no change lowers it, in the order of their priority.
     `kinds` are the changes of each kind, the largest first. In the end each change becomes the cheapest of its kind
     that is still enough, or that leaves as low a peak.
     """
     joined = None
-    for rank in range(4):
-        left = [largest for largest, *_ in kinds if largest.rank == rank]
+    for priority in range(4):
+        left = [largest for largest, *_ in kinds if largest.priority == priority]
         while left and not (joined and _peak(joined.found) <= limit):
             before = joined.changes if joined else ()
             tried = [fit for change in left if (fit := attempt(*before, change)) is not None]
@@ -224,13 +227,13 @@ def _combined_remedy(analysis: Analysis, kinds: list[list[Change]], limit: int, 
     return joined
 
 
-def _fitting_pairs(kinds: list[list[Change]], limit: int, attempt: _Attempt) -> list[_Remedy]:
+def _fitting_pairs(kinds: list[list[Change]], limit: int, attempt: _ApplyChanges) -> list[_Remedy]:
     """Returns the pairs of changes with a peak within `limit`. Of each two kinds the largest changes are tried first,
     and the others only if these fit, so that the work that is allowed reaches all kinds.
     """
-    by_rank = sorted(kinds, key=lambda changes: changes[0].rank)
-    pairs = list(combinations(by_rank, 2))
-    reach = [(one, other) for one, other in pairs if any(_enough([attempt(one[0], other[0])], limit))]
+    by_priority = sorted(kinds, key=lambda changes: changes[0].priority)
+    pairs = list(combinations(by_priority, 2))
+    reach = [(one, other) for one, other in pairs if _enough([attempt(one[0], other[0])], limit)]
     return [fit for one, other in reach for first in one for fit in _enough(map(partial(attempt, first), other), limit)]
 
 
@@ -274,7 +277,7 @@ def _changes(analysis: Analysis, limit: int) -> Iterator[Change]:
         budget = RecomputeBudget(peak=limit)
         edits = _edits("memory.recompute", value_text(budget))
         make = _set("memory", recompute=budget)
-        yield Change(what="recompute by budget", edits=edits, make=make, part_of="recompute", combines=False)
+        yield Change(what="recompute by budget", edits=edits, make=make, only_after="recompute", combines=False)
     if isinstance(job.model.loss, c.CrossEntropy) and job.model.loss.chunks == 1:
         loss = replace(job.model.loss, chunks=AUTO)
         yield Change(what="chunks", edits=_edits("model.loss.chunks", AUTO), make=_set("model", loss=loss))
@@ -283,14 +286,14 @@ def _changes(analysis: Analysis, limit: int) -> Iterator[Change]:
             if not set(moved) <= set(job.memory.offload):
                 both = tuple(dict.fromkeys((*job.memory.offload, *moved)))
                 edits = _edits("memory.offload", f"[{', '.join(both)}]")
-                yield Change(what=f"offload {moved[-1]}", edits=edits, make=_set("memory", offload=both), rank=1)
+                yield Change(what=f"offload {moved[-1]}", edits=edits, make=_set("memory", offload=both), priority=1)
     if not low_precision(job):
         edits = _edits("train.precision", "bf16")
-        yield Change(what="precision", edits=edits, make=_set("train", precision=c.Bf16()), rank=2)
+        yield Change(what="precision", edits=edits, make=_set("train", precision=c.Bf16()), priority=2)
     if not low_copy(job):
         low = c.Fp16(level="O2") if isinstance(job.train.precision, c.Fp16) else c.Bf16(level="O2")
         edits = _edits("train.precision", f"{low.word}(level = O2)")
-        yield Change(what="precision", edits=edits, make=_set("train", precision=low), rank=2)
+        yield Change(what="precision", edits=edits, make=_set("train", precision=low), priority=2)
     yield from _more_devices(analysis)
 
 
@@ -315,7 +318,7 @@ def _more_devices(analysis: Analysis) -> Iterator[Change]:
             return job if data is None else replace(job, parallelism=replace(job.parallelism, data=data))
 
         edits = _edits(f"devices.{field}", factor * processes) + (_edits("parallelism.data", data) if data else ())
-        yield Change(what="devices", edits=edits, make=make, rank=3)
+        yield Change(what="devices", edits=edits, make=make, priority=3)
 
 
 def _edits(path: str, value: object) -> tuple[Edit, ...]:
