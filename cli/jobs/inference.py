@@ -65,7 +65,7 @@ def prepare_inference(
 
 
 def _warn_of_seen_samples(job: JobSpec, taken: SelectedWeights, split: str) -> None:
-    """Warns, on standard error, if the run that wrote the weights held out other samples of the same source, or none."""
+    """Warns if the run that wrote the weights held out other samples of the same source, or none."""
     run = os.path.dirname(taken.path) if taken.manifest is None else os.path.dirname(os.path.dirname(taken.path))
     written = os.path.join(run, "job.plt")
     trained = load(written).job if os.path.isfile(written) else None
