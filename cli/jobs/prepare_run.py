@@ -164,7 +164,7 @@ def detect_launcher(
             job.devices.value_span("nodes"),
             help="`devices.nodes` is their number; or leave out `--rendezvous` and DSLC_RENDEZVOUS",
         )
-    elif (nodes > 1 or elastic) and not around.hosts and not isinstance(job.launch.with_, SSH):
+    elif (nodes > 1 or elastic) and not around.hosts and not by_ssh:
         counts = analysis.layout.node_counts
         takes = plural(nodes, "node") if len(counts) == 1 else f"{counts[0]} to {nodes} nodes"
         report.add(

@@ -78,3 +78,10 @@ def test_a_job_of_one_step(folder: Path) -> None:
 def test_options_that_ask_for_what_a_trial_removes(folder: Path, option: str) -> None:
     found = dslc("run", "made.plt", "--try", option, cwd=folder)
     assert found.returncode == 2 and f"`{option.partition('=')[0]}`" in found.stderr
+
+
+def test_ranks_of_other_hosts_are_not_tried_on_this_one(folder: Path) -> None:
+    two = ["--set", "devices.nodes=2", "--set", 'launch.with=ssh(hosts = ["a", "b"])']
+    (folder / "net.py").write_text(NET.replace("{body}", "pass"))
+    found = dslc("run", "made.plt", "--try", *two, cwd=folder)
+    assert found.returncode == 1 and "E0807" in found.stderr, found.stderr
