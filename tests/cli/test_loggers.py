@@ -180,7 +180,7 @@ def offline_records(folder: Path) -> Iterator[Any]:
             parts += data[at + 7 : at + 7 + length]
             at += 7 + length
             if kind in (1, 4):
-                yield wandb_records.Record.FromString(parts)  # type: ignore[attr-defined]
+                yield wandb_records.Record.FromString(parts)
                 parts = b""
 
 

@@ -138,7 +138,7 @@ def record_trainer(
     losses: list[torch.Tensor] = []
     rates: list[float] = []
 
-    class RecordedTrainer(base):  # type: ignore[misc, valid-type]
+    class RecordedTrainer(base):  # type: ignore[misc]
         def compute_loss(
             self, model: torch.nn.Module, inputs: dict[str, torch.Tensor], *rest: object, **options: object
         ) -> torch.Tensor:
@@ -147,7 +147,7 @@ def record_trainer(
             rates.append(float(self.optimizer.param_groups[0]["lr"]))  # DeepSpeed updates in the backward pass
             return loss
 
-    class CurveRecorder(TrainerCallback):
+    class CurveRecorder(TrainerCallback):  # type: ignore[misc]
         def on_step_end(
             self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **parts: object
         ) -> None:
