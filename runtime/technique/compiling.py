@@ -24,10 +24,12 @@ another number in each pass is compiled anew for each, until torch ends the trai
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import shutil
+import stat
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -43,6 +45,7 @@ from dslc.compiler.trace.private_torch import (
     default_compile_cache,
     has_cpp_compiler,
     has_triton,
+    leave_headers_uncompiled,
 )
 from dslc.runtime.model.experts.expert_modules import IS_COMPILABLE
 from dslc.runtime.technique.sample_pass import (
@@ -102,12 +105,23 @@ def apply(
 
 def keep_to_oneself() -> None:
     """Sets torch's compile cache to a folder of this user's, unless the user has named one. Another user could take the
-    name of torch's default first; torch would load code and pickles from there.
+    name of torch's default first; torch would load code and pickles from there. Precompiled headers are there whatever
+    is set: without a default of this user's own, torch is to do without.
     """
+    if not _is_private_folder(default_compile_cache()):
+        leave_headers_uncompiled()
     if os.environ.get(_CACHE, default_compile_cache()) == default_compile_cache():
         caches = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
         os.environ[_CACHE] = folder = os.path.join(caches, "dslc", "inductor")
         os.makedirs(folder, mode=0o700, exist_ok=True)
+
+
+def _is_private_folder(folder: str) -> bool:
+    """Returns True if only this user can write to a folder, which is made if it is missing."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, mode=0o700)
+    status = os.lstat(folder)
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 def _expect_compiler(device: torch.device) -> None:
