@@ -17,7 +17,7 @@ from typing import NoReturn
 from dslc.compiler.facts.checkpoint_names import name_of
 from dslc.compiler.ir.program import CheckpointStep, JobProgram, ObserveMode, PrecisionStep
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.meaning.load import LoadResult, load
+from dslc.dsl.meaning.load import LoadResult
 from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import plural
 from dslc.jobs.check_job import show
@@ -25,6 +25,7 @@ from dslc.jobs.plan_file_input import is_plan_file, prepare_plan
 from dslc.jobs.prepare_run import Ready, prepare
 from dslc.jobs.revision import is_revision, load_revision, repository_top
 from dslc.jobs.revision_imports import ExportedRevision
+from dslc.runs.load_one import load_first
 from dslc.runtime.checkpoint.files import is_checkpoint
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, TRAINING_FAILED, CommandFailedError
 from dslc.terminal.tables import console
@@ -167,8 +168,7 @@ def open_side(name: str, settings: Sequence[str], exports: str) -> BisectedSide:
     elif is_revision(path):
         ready, revision = _prepare_revision(path, settings, report, tempfile.mkdtemp(dir=exports))
     else:
-        loaded = load(path, settings)
-        ready = prepare(_observed(loaded), report) if loaded is not None else None
+        ready = prepare(_observed(load_first(path, settings)), report)
     show(report if ready is not None else report.errors)
     if ready is None:
         raise CommandFailedError(status=JOB_AT_FAULT)

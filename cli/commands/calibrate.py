@@ -55,7 +55,7 @@ from dslc.jobs.step_fits import (
     typical_constants,
 )
 from dslc.launching.hosts import HostPaths, no_endpoint, train_with_others
-from dslc.sweeps.load_one import load_first
+from dslc.runs.load_one import load_first
 from dslc.terminal.exit_codes import (
     GOOD,
     INTERRUPTED,

@@ -26,7 +26,7 @@ from dslc.dsl.meaning.write import write
 from dslc.dsl.plain import plain, plain_lines
 from dslc.jobs.check_job import show
 from dslc.jobs.choose_plan import explore_plans, price_written
-from dslc.sweeps.load_one import load_first
+from dslc.runs.load_one import load_first
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, CommandFailedError
 
 _SHOWN = 12  # plans of the front, of which the fastest and the smallest are shown

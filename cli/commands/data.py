@@ -30,7 +30,7 @@ from dslc.jobs.worst_batch import (
     peak_bytes,
     price_batch,
 )
-from dslc.sweeps.load_one import load_first
+from dslc.runs.load_one import load_first
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, CommandFailedError
 from dslc.terminal.progress_bar import progress_bar
 

@@ -21,8 +21,8 @@ from dslc.compiler.show.text_table import table
 from dslc.dsl.meaning.load import load
 from dslc.dsl.plain import plain
 from dslc.jobs.inference import metrics, prepare_inference
+from dslc.runs.load_one import load_trained
 from dslc.runtime.process.records import finite
-from dslc.sweeps.load_one import load_trained
 from dslc.terminal.exit_codes import GOOD, TRAINING_FAILED, CommandFailedError
 
 # transformers imports a torchvision that may not have been made for this build of torch.

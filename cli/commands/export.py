@@ -19,10 +19,10 @@ from dslc.dsl.plain import plain, plain_lines
 from dslc.dsl.words import plural, shorten_list
 from dslc.jobs.check_job import inspect, show
 from dslc.runs.checkpoints import SelectedWeights, check_compatibility, select_weights
+from dslc.runs.load_one import load_trained
 from dslc.runs.model_card import model_card
 from dslc.runtime.model.errors import ModelError
 from dslc.runtime.process.vision_library import true_cause
-from dslc.sweeps.load_one import load_trained
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, TRAINING_FAILED, CommandFailedError
 from dslc.terminal.system_errors import in_words
 

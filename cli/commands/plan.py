@@ -31,8 +31,8 @@ from dslc.jobs.check_job import inspect, show
 from dslc.jobs.choose_plan import chosen_text, with_choice
 from dslc.jobs.lock import lock_path, write_lock
 from dslc.jobs.plan_file_input import analysis_of_plan, is_plan_file, job_of, open_plan
+from dslc.runs.load_one import load_first
 from dslc.runs.plan_file_output import file_of
-from dslc.sweeps.load_one import load_first
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, CommandFailedError
 
 T = TypeVar("T")

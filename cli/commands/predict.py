@@ -8,7 +8,7 @@ import os
 from dslc.compiler.ir.program import PredictMode
 from dslc.dsl.plain import plain
 from dslc.jobs.inference import prepare_inference, run_inference
-from dslc.sweeps.load_one import load_trained
+from dslc.runs.load_one import load_trained
 from dslc.terminal.exit_codes import GOOD, TRAINING_FAILED, CommandFailedError
 from dslc.terminal.system_errors import in_words
 

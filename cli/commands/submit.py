@@ -29,8 +29,8 @@ from dslc.launching.run_state import Submission, write_submission
 from dslc.launching.slurm_requeue import forget
 from dslc.launching.slurm_script import slurm_script, warning_seconds
 from dslc.runs.run_folder import claim_folder, make_folder, refuse_others
+from dslc.runs.sweep_file import write_sweep
 from dslc.runtime.process.run_status import RunStatus, write_status
-from dslc.sweeps.table import write_sweep
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, CommandFailedError
 
 _NO_TOKEN = "see submit"  # in a manifest that is only shown; too short to be taken

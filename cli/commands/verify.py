@@ -22,8 +22,8 @@ from dslc.jobs.check_job import inspect, show
 from dslc.jobs.choose_plan import with_choice
 from dslc.jobs.prepare_run import Ready, prepare
 from dslc.probe.gpus import gpus_here
+from dslc.runs.load_one import load_first
 from dslc.runs.run_folder import LOCK, FolderInUseError, claim_folder
-from dslc.sweeps.load_one import load_first
 from dslc.terminal.exit_codes import GOOD, JOB_AT_FAULT, TRAINING_FAILED, CommandFailedError
 from dslc.terminal.tables import console
 from dslc.verification.comparison import (

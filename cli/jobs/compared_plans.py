@@ -15,10 +15,10 @@ from dslc.compiler.ir.program import JobProgram, Training
 from dslc.compiler.rules.analysis import Analysis
 from dslc.compiler.show.page.content import ComparedSection, PlanComparison
 from dslc.dsl.diagnostics import Report
-from dslc.dsl.meaning.load import load
 from dslc.jobs.check_job import inspect, show
 from dslc.jobs.plan_file_input import is_plan_file, open_plan
 from dslc.jobs.revision import is_revision, load_revision
+from dslc.runs.load_one import load_first
 from dslc.runtime.checkpoint.files import Shapes, fit_of, incompatibilities
 from dslc.terminal.exit_codes import CommandFailedError
 
@@ -42,7 +42,7 @@ def open_plan_side(name: str, settings: Sequence[str], trace: bool) -> PlanSide:
         plan_file = open_plan(path, report, [f"--set {setting}" for setting in settings])
         graph = plan_file.graph if plan_file else None
     else:
-        load_result = load_revision(path, settings, report) if is_revision(path) else load(path, settings)
+        load_result = load_revision(path, settings, report) if is_revision(path) else load_first(path, settings)
         analysis = inspect(load_result, report, trace=trace) if load_result else None
         graph = compile_plan(analysis).graph if analysis and not report.errors else None
     show(report.errors)

@@ -24,8 +24,9 @@ from dslc.dsl.meaning.write import anchored, write
 from dslc.dsl.plain import plain
 from dslc.jobs.prepare_run import Ready, folders_of
 from dslc.runs.run_folder import FolderInUseError, claim_folder, refuse_others
+from dslc.runs.sweep_file import write_sweep
 from dslc.runtime.process.run_status import read_status
-from dslc.sweeps.table import show_sweep, write_csv, write_sweep
+from dslc.sweeps.table import show_sweep, write_csv
 from dslc.terminal.exit_codes import GOOD, INTERRUPTED, TRAINING_FAILED, WRONG_USAGE
 
 

@@ -1,8 +1,5 @@
 """The table of a sweep, from what lies in its folder: the values of each training, its metrics, its time, its folder.
 
-Model: `dslc run` and `dslc submit` write `sweep.json` into the folder of a sweep before the first of its trainings: the
-paths that vary, and the sub-folder and the values of each training. All else is read from the sub-folders.
-
 Contract: a training that has not begun, that still runs or that failed has a row as any other; what is not known of it
 is empty.
 """
@@ -10,37 +7,20 @@ is empty.
 from __future__ import annotations
 
 import csv
-import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TextIO
 
-from dslc.compiler.facts.untrusted_files import read_json, replacing
-from dslc.compiler.ir.codec import from_json
+from dslc.compiler.facts.untrusted_files import replacing
 from dslc.compiler.ir.number_text import path_text, time_text
-from dslc.compiler.ir.program import JobProgram
-from dslc.dsl.meaning.load import LoadResult
 from dslc.launching.run_state import RunState, run_states, runs_in
-from dslc.runs.metric_summary import MetricSummary, directions
-from dslc.runtime.checkpoint.files import is_plain_name
+from dslc.runs.metric_summary import MetricSummary
+from dslc.runs.sweep_file import Sweep, read_sweep
 from dslc.runtime.process.records import readable_records
 from dslc.terminal.tables import console
 
-NAME, CSV = "sweep.json", "sweep.csv"
-_MOST = 1 << 24  # bytes of a file that is read
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sweep:
-    """A sweep as written in its folder: `runs` are pairs (sub-folder, a value for each of `paths`); `highest` says of a
-    metric whether its highest value is the best.
-    """
-
-    job: str
-    paths: tuple[str, ...]
-    runs: tuple[tuple[str, tuple[str, ...]], ...]
-    highest: Mapping[str, bool]
+CSV = "sweep.csv"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,37 +33,6 @@ class SweepRow:
     last: Mapping[str, float | None]
     best: Mapping[str, tuple[float, int]]
     seconds: float | None
-
-
-def write_sweep(folder: str, loaded: LoadResult, names: Sequence[str], program: JobProgram) -> None:
-    """Writes `sweep.json`: the combinations of `loaded` are trained in sub-folders of these names, as `program`."""
-    assert loaded.job is not None
-    sweep = Sweep(
-        job=program.file,
-        paths=tuple(path for path, _ in loaded.combinations[0]),
-        runs=tuple(
-            (name, tuple(text for _, text in settings))
-            for name, settings in zip(names, loaded.combinations, strict=True)
-        ),
-        highest=directions(loaded.job),
-    )
-    os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, NAME)
-    with replacing(path) as file:
-        json.dump(asdict(sweep), file, indent=1)
-        file.write("\n")
-
-
-def read_sweep(folder: str) -> Sweep | None:
-    try:
-        found = from_json(Sweep, read_json(os.path.join(folder, NAME), _MOST))
-    except (OSError, ValueError):
-        return None
-    valid = all(is_plain_name(name) and len(values) == len(found.paths) for name, values in found.runs)
-    return found if valid else None
-
-
-# --------------------------------------------------------------------------------------------------------- the table
 
 
 def rows_of(folder: str, sweep: Sweep) -> list[SweepRow]:

@@ -29,11 +29,11 @@ from dslc.compiler.ir.codec import to_json
 from dslc.launching.run_state import RunState, run_states, runs_in
 from dslc.runs.metric_summary import MetricSummary, directions
 from dslc.runs.run_figures import curves
+from dslc.runs.sweep_file import NAME as SWEEP
+from dslc.runs.sweep_file import Sweep, read_sweep
 from dslc.runtime.process.records import NAME as METRICS
 from dslc.runtime.process.records import Follower, Record, finite, parse_record
 from dslc.runtime.process.run_status import NAME as STATUS
-from dslc.sweeps.table import NAME as SWEEP
-from dslc.sweeps.table import Sweep, read_sweep
 from dslc.ui.job_differences import (
     JOB,
     SettingValue,

@@ -138,6 +138,13 @@ def test_checkpoints_of_a_network_of_unknown_shapes(job: str, capsys: pytest.Cap
         assert json.loads(capsys.readouterr().out)["checkpoint_misfits"] == misfits
 
 
+def test_the_training_of_a_sweep_that_is_compared_is_named(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("seeds.plt").write_text(MLP + "sweep {\n  train.seed = [0, 2]\n}\n")
+    assert main(["diff", job, "seeds.plt"]) == 0
+    said = "seeds.plt sweeps over 2 trainings; this is the first one, and `--set` chooses another: train.seed = 0\n"
+    assert capsys.readouterr().err == said
+
+
 def test_a_plan_file_and_a_run_directory(job: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", job, "--json"]) == 0
     Path("run").mkdir()

@@ -17,10 +17,11 @@ from helpers.job_texts import job_text
 
 from dslc.dsl.meaning.load import load_each
 from dslc.jobs.prepare_run import folders_of
+from dslc.runs.sweep_file import read_sweep
 from dslc.runtime.process.records import read_metrics
 from dslc.runtime.process.run_status import RunStatus, write_status
 from dslc.sweeps.side_by_side import Needs, NotHeld, shared_out
-from dslc.sweeps.table import CSV, read_sweep, rows_of, show_sweep, write_csv
+from dslc.sweeps.table import CSV, rows_of, show_sweep, write_csv
 
 OWN = '''
 import json, os, pathlib, signal

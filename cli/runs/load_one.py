@@ -10,7 +10,7 @@ from dslc.dsl.meaning.load import LoadResult, load_each
 from dslc.dsl.meaning.resolve import Combination
 from dslc.dsl.plain import plain
 from dslc.runs.checkpoints import SelectedWeights, select_weights
-from dslc.sweeps.table import read_sweep
+from dslc.runs.sweep_file import read_sweep
 
 _FIRST = "this is the first one, and `--set` chooses another"
 
@@ -18,7 +18,7 @@ _FIRST = "this is the first one, and `--set` chooses another"
 def load_first(path: str, settings: Sequence[str]) -> LoadResult:
     """Loads a job; of a sweep the first training."""
     loaded, combinations = load_each(path, settings)
-    _print_training(loaded, 0, _FIRST)
+    _print_training(path, loaded, 0, _FIRST)
     return combinations[0]
 
 
@@ -35,7 +35,7 @@ def load_trained(
     trained = _settings_that_trained(selected.path)
     wrote = [n for n, combination in enumerate(loaded.combinations) if set(combination) <= set(trained)]
     number, which = (wrote[0], "this one wrote the checkpoint") if wrote else (0, _FIRST)
-    _print_training(loaded, number, which)
+    _print_training(path, loaded, number, which)
     return combinations[number], selected
 
 
@@ -49,7 +49,8 @@ def _settings_that_trained(path: str) -> Combination:
     return ()
 
 
-def _print_training(loaded: LoadResult, number: int, which: str) -> None:
+def _print_training(path: str, loaded: LoadResult, number: int, which: str) -> None:
     if loaded.combinations:
         values = ", ".join(f"{path} = {text}" for path, text in loaded.combinations[number])
-        print(plain(f"the job sweeps over {len(loaded.combinations)} trainings; {which}: {values}"), file=sys.stderr)
+        count = len(loaded.combinations)
+        print(plain(f"{path} sweeps over {count} trainings; {which}: {values}"), file=sys.stderr)
