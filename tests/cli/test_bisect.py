@@ -475,7 +475,7 @@ def test_a_planted_fault_is_named_and_another_plan_is_none(recorded: Path) -> No
     assert result["largest"]["share"] < 5
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_of_sixteen_planted_faults_is_named(recorded: Path, fault: str) -> None:

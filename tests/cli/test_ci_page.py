@@ -62,6 +62,7 @@ def steps() -> dict[str, str]:
     return {step["name"]: step["run"] for step in workflow["jobs"]["check"]["steps"] if "name" in step}
 
 
+@pytest.mark.long
 def test_the_repository_of_the_page_is_green(repository: Path) -> None:
     passed = re.search(r"(\d+) passed", called(repository, "pytest -q"))
     assert passed is not None and int(passed[1]) == 3 + FILES["tests/test_plans.py"].count("def test_")

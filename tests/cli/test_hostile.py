@@ -47,14 +47,14 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
     made.close()
 
 
-@pytest.mark.cases(50)
+@pytest.mark.cases(20)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMED)
 def test_the_worst_of_each_kind(name: str, attacked: Attacked) -> None:
     assert not faults_of(attacked.by(name))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_drawn(attacked: Attacked) -> None:
     @given(st.integers(0, 2**32))
     @settings(max_examples=50)

@@ -161,7 +161,7 @@ class Net(torch.nn.Module):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_compiled_in_a_recorded_step_does_not_see_the_recorder(tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text(LATE)
     job = tmp_path / "late.plt"

@@ -242,7 +242,7 @@ def test_trace_is_no_value_that_takes_the_job(capsys: pytest.CaptureFixture[str]
             ("parallelism.data=1", "devices.cpus=2", *GPT),
             ["0F0", "0F1", "0B0", "0F2", "0B1", "0F3", "0B2", "0B3", "update 0"],
             {"exchange 0.0: all_reduce of norm of the gradient"},
-            marks=pytest.mark.slow,
+            marks=pytest.mark.long,
         ),
         pytest.param(
             "gpt_cpu",

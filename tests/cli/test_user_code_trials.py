@@ -401,6 +401,7 @@ def test_a_goal_needs_held_out_samples_once_the_source_is_known(
     assert [each.code for each in check_one(str(path), settings, trace=trace)[0].errors] == [code] * bool(code)
 
 
+@pytest.mark.cases(6)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "code", "said"),

@@ -42,7 +42,7 @@ def follow(trained: Trained, ranks: int, adam: Adam) -> None:
         agree(trained, simulated, step, 1e-5)
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(2)
 @pytest.mark.core
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize(("ranks", "pieces"), ((1, 1), (2, 1), (3, 1), (4, 1), (4, 2)))

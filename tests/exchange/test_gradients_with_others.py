@@ -49,6 +49,7 @@ def test_one_rank_trains_as_without_an_exchange(launcher: Launcher, tmp_path: Pa
     assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("exchange", (*EXCHANGES, "fp16()"))
 def test_a_resumed_training_goes_on_to_the_bit(launcher: Launcher, tmp_path: Path, exchange: str) -> None:
     made, kept = job(tmp_path / "job", 2, exchange), f"checkpoint.dir={tmp_path / 'kept'}"

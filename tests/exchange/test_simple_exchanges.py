@@ -13,6 +13,7 @@ from helpers.launcher import Launcher
 STEPS = 6
 
 
+@pytest.mark.cases(2)
 @pytest.mark.core
 @pytest.mark.parametrize("ranks", (2, 3, 4))
 @pytest.mark.parametrize("exchange", ("fp16", "bf16"))

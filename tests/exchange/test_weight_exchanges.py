@@ -28,7 +28,7 @@ OFTEN = (
 )
 
 
-@pytest.mark.cases(4)
+@pytest.mark.cases(2)
 @pytest.mark.core
 @pytest.mark.parametrize("optimizer", ("sgd(lr = 0.1, momentum = 0.9)", "adamw(lr = 0.01)"))
 @pytest.mark.parametrize("exchange", EXCHANGES)
@@ -45,6 +45,7 @@ def test_a_resumed_training_goes_on_to_the_bit(
             assert np.array_equal(flat(weights_of(whole, rank, step)), flat(weights_of(parts, rank, step)))
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_on_other_ranks_the_mean_goes_on(launcher: Launcher, tmp_path: Path, exchange: str) -> None:
     kept = (f"checkpoint.dir={tmp_path / 'kept'}", "checkpoint.every=3 steps")

@@ -160,7 +160,7 @@ def mostly_long(exchanges: Iterable[str], *quick: str) -> list[object]:
     return [pytest.param(each, marks=() if each in quick else pytest.mark.long) for each in exchanges]
 
 
-@pytest.mark.cases(5)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(("exchange", "case", "ranks"), list(cases()))
 def test_weights_are_those_of_the_rule(
     launcher: Launcher, tmp_path: Path, exchange: str, case: str, ranks: int
@@ -255,6 +255,7 @@ def test_each_rank_has_statistics_of_its_own(launcher: Launcher, tmp_path: Path,
     assert trained.losses("validation") == pytest.approx([loss.item()], abs=max(1e-5, EXCHANGES[exchange].atol))
 
 
+@pytest.mark.cases(5)
 @pytest.mark.parametrize("exchange", [each for each in EXCHANGES if "async" not in each])
 def test_a_step_that_overflows_on_one_rank_is_left_out(launcher: Launcher, tmp_path: Path, exchange: str) -> None:
     """In half precision: no rank takes it, and the scale of the loss is halved."""

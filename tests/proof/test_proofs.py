@@ -120,7 +120,7 @@ CONFIGURATIONS = {
 IMPORTS = {"transformers": "from transformers import Trainer", "accelerate": "from accelerate import Accelerator"}
 
 
-@pytest.mark.cases(6)
+@pytest.mark.cases(3)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "accelerate, FSDP 2")) for name in CONFIGURATIONS]
 )

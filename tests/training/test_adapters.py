@@ -130,6 +130,7 @@ def test_it_is_exported_merged_and_alone(folder: Path, alone: Trained, capsys: p
     assert main([*command, str(folder / "a.pt"), "--adapter"]) == 2 and "into a folder" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_tied_head_is_saved_under_both_names(
     folder: Path, launcher: Launcher, capsys: pytest.CaptureFixture[str]
 ) -> None:

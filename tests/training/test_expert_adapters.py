@@ -115,7 +115,7 @@ def test_a_job_trains_as_a_plain_loop_with_peft(folder: Path, launcher: Launcher
     np.testing.assert_allclose(resumed.losses(), one_rank.losses()[2:], rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_stack_alone_trains_as_a_plain_loop_does(folder: Path, launcher: Launcher) -> None:
     """peft puts one wrapper around the experts, so that names differ from those of two stacks."""
     compare_with_peft(train_job(launcher, job(folder, ALONE)), *train_with_peft(folder, [], STACKS[:1]))

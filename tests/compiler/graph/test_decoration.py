@@ -297,7 +297,7 @@ def hold(plan: PlanGraph, names: Iterable[str]) -> Counter[str]:
     return by
 
 
-@pytest.mark.cases(24)
+@pytest.mark.cases(12)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES_OF_PLANS)
 def test_every_attribute_counts(name: str) -> None:

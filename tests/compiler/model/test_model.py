@@ -147,6 +147,7 @@ def test_each_layer_alone_is_torchs(layer: Call, source: SourceFacts) -> None:
             assert x.is_contiguous(), "a pipeline can cut after any layer, and sends what is contiguous alone"
 
 
+@pytest.mark.cases(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("length, width, state", [(32, 64, 64), (64, 32, 256), (16, 256, 64), (20, 100, 100)])
 @pytest.mark.parametrize("more", [{}, {"layers": 2}, {"bidirectional": True}], ids=str)

@@ -15,6 +15,7 @@ from dslc.dsl.language.registry import Call
 from dslc.runtime.model.module_builder import skeleton
 
 
+@pytest.mark.cases(10)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SIZES)
 def test_the_arithmetic_is_torchs(name: str) -> None:

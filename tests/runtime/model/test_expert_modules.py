@@ -132,7 +132,7 @@ def test_float64_is_the_loop_of_float64() -> None:
     assert torch.allclose(module(tokens), by_loop(module, tokens), atol=1e-14, rtol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_experts_are_those_of_torch() -> None:
     """In one graph, forward and backward; one expert gets no token."""
     module = mixture(rate=0.01, score="sigmoid")

@@ -61,7 +61,7 @@ def test_compiling_is_slower_from_a_share_on() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_compiling_makes_slower_says_so_once(launcher: Launcher, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(NETWORK)
     (tmp_path / "job.plt").write_text(JOB)

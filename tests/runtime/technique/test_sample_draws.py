@@ -401,7 +401,7 @@ def test_equal_blocks_that_draw_nothing_are_compiled_once() -> None:
     assert counters["stats"]["unique_graphs"] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["", "breaks", "full", "selective", "breaks in full"])
 def test_compiled_code_draws_what_plain_code_draws(tmp_path: Path, case: Any) -> None:
     """Each pass has masks of its own, and nothing is compiled again for a step or a sample."""
