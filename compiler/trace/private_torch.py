@@ -7,7 +7,6 @@ runtime use no others. What `import torch` does not load is imported inside func
 from __future__ import annotations
 
 import inspect
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -505,18 +504,12 @@ def take_away(stand_in: ModuleType) -> None:
 
 
 def default_compile_cache() -> str:
-    """Returns the folder in which torch keeps compiled code unless another is set, and precompiled headers always."""
+    """Returns the folder in which torch keeps compiled code unless another is set, and precompiled headers and some
+    pickles always.
+    """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     return default_cache_dir()
-
-
-def leave_headers_uncompiled() -> None:
-    """Has torch neither make nor use precompiled headers, in this process and in those that it starts."""
-    from torch._inductor import config
-
-    os.environ["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"
-    config.cpp_cache_precompile_headers = False
 
 
 def has_triton() -> bool:

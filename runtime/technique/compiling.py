@@ -45,7 +45,6 @@ from dslc.compiler.trace.private_torch import (
     default_compile_cache,
     has_cpp_compiler,
     has_triton,
-    leave_headers_uncompiled,
 )
 from dslc.runtime.model.experts.expert_modules import IS_COMPILABLE
 from dslc.runtime.technique.sample_pass import (
@@ -63,7 +62,7 @@ _VARIANTS = 16  # variants of one module: training or not, with gradients or not
 
 
 class CompileError(RuntimeError):
-    """The machine lacks a tool that `train.compile` needs."""
+    """The machine lacks a tool that `train.compile` needs, or keeps compiled code where another user can write."""
 
 
 def apply(
@@ -104,24 +103,25 @@ def apply(
 
 
 def keep_to_oneself() -> None:
-    """Sets torch's compile cache to a folder of this user's, unless the user has named one. Another user could take the
-    name of torch's default first; torch would load code and pickles from there. Precompiled headers are there whatever
-    is set: without a default of this user's own, torch is to do without.
+    """Sets torch's compile cache to a folder of this user's, unless the user has named one, and makes torch's default
+    this user's, where precompiled headers and some pickles are whatever is set. Raises CompileError if another user has
+    taken its name first: torch would run code from there.
     """
-    if not _is_private_folder(default_compile_cache()):
-        leave_headers_uncompiled()
-    if os.environ.get(_CACHE, default_compile_cache()) == default_compile_cache():
+    default = default_compile_cache()
+    if os.environ.get(_CACHE, default) == default:
         caches = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
         os.environ[_CACHE] = folder = os.path.join(caches, "dslc", "inductor")
         os.makedirs(folder, mode=0o700, exist_ok=True)
-
-
-def _is_private_folder(folder: str) -> bool:
-    """Returns True if only this user can write to a folder, which is made if it is missing."""
     with contextlib.suppress(FileExistsError):
-        os.mkdir(folder, mode=0o700)
-    status = os.lstat(folder)
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
+        os.mkdir(default, mode=0o700)
+    status = os.lstat(default)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise CompileError(
+            f"`train.compile` has torch keep compiled code in {default}, which is not a folder of yours: remove it, or "
+            "name another folder for temporary files in TMPDIR"
+        )
+    if status.st_mode & 0o022:
+        os.chmod(default, 0o700)
 
 
 def _expect_compiler(device: torch.device) -> None:

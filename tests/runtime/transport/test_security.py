@@ -167,29 +167,27 @@ def test_what_ranks_send_each_other_runs_nothing(launcher: Launcher, tmp_path: P
 
 
 def test_compiled_code_is_kept_where_others_cannot_write(tmp_path: Path) -> None:
-    """Precompiled headers, which torch keeps in the temporary folder whatever is set, are left out where they can."""
+    """So are precompiled headers, which torch keeps in the temporary folder whatever is set."""
     script = (
         "from dslc.runtime.technique.compiling import default_compile_cache, keep_to_oneself\n"
         "keep_to_oneself()\n"
-        "from torch._inductor import config\n"
         "from torch._inductor.codecache import _HEADER_DIR\n"
         "from torch._inductor.runtime.cache_dir_utils import cache_dir\n"
-        "print(cache_dir(), config.cpp_cache_precompile_headers, default_compile_cache(), _HEADER_DIR)\n"
+        "print(cache_dir(), default_compile_cache(), _HEADER_DIR)\n"
     )
     env = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
     env |= {"XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
 
-    def folders() -> tuple[Path, Path, str]:
-        told = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
-        kept, precompiles, default, headers = told.stdout.split()
-        assert Path(headers).is_relative_to(default)
-        return Path(kept), Path(default), precompiles
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False)
 
-    kept, default, precompiles = folders()
-    assert kept == tmp_path / "dslc" / "inductor" and default.parent == tmp_path and precompiles == "True"
-    assert kept.stat().st_mode & 0o077 == default.stat().st_mode & 0o022 == 0
+    kept, default, headers = map(Path, run().stdout.split())
+    assert kept == tmp_path / "dslc" / "inductor" and headers.parent == default and default.parent == tmp_path
     default.chmod(0o777)
-    assert folders() == (kept, default, "False")
+    assert run().returncode == 0 and kept.stat().st_mode & 0o077 == default.stat().st_mode & 0o022 == 0
+    default.rename(tmp_path / "elsewhere")
+    default.symlink_to(tmp_path / "elsewhere")
+    assert f"CompileError: `train.compile` has torch keep compiled code in {default}, which is not" in run().stderr
 
 
 # ------------------------------------------------------------------------------------------------------- checkpoints
