@@ -509,7 +509,8 @@ def default_compile_cache() -> str:
     """
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
-    return default_cache_dir()
+    folder: str = default_cache_dir()
+    return folder
 
 
 def has_triton() -> bool:

@@ -179,7 +179,7 @@ def _configuration(step: AdapterStep, targets: list[str] | str, **more: Any) -> 
 
     return peft.LoraConfig(
         r=step.rank,
-        lora_alpha=int(step.alpha) if step.alpha.is_integer() else step.alpha,  # type: ignore[arg-type]
+        lora_alpha=int(step.alpha) if step.alpha.is_integer() else step.alpha,
         lora_dropout=step.dropout,
         target_modules=targets,
         use_rslora=step.rslora,

@@ -41,7 +41,7 @@ def test_a_plan_is_its_diagram_with_its_text(shell: InteractiveShell) -> None:
     compiled = shell.run_cell_magic("plt", "--set train.steps=6 --name kept", JOB)
     assert shell.user_ns["kept"] is compiled and compiled.analysis.job.train.steps == 6
     for shown in (compiled, compiled.plan):
-        data, _ = shell.display_formatter.format(shown)  # type: ignore[union-attr]
+        data, _ = shell.display_formatter.format(shown)
         assert data["text/html"].startswith("<div") and "</svg></div><details>" in data["text/html"]
         assert "Topology" in data["text/plain"] and "2 CPUs" in data["text/html"]
 
@@ -73,7 +73,7 @@ def test_a_run_is_its_last_metrics_and_its_curve() -> None:
 
 
 def test_the_comparison_of_a_verification_is_its_text(shell: InteractiveShell) -> None:
-    data, _ = shell.display_formatter.format(Verification(holds=True, text="equal"))  # type: ignore[union-attr]
+    data, _ = shell.display_formatter.format(Verification(holds=True, text="equal"))
     assert data["text/plain"] == "equal"
 
 
