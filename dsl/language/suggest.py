@@ -88,6 +88,13 @@ def meant_instead(word: str | None, place: Span | None) -> str:
     return remedy("did you mean ", replace_text(place, word), "?") if word else ""
 
 
+def kind_meant(path: str, word: str) -> str:
+    """Says where a kind of device goes, for a word in the field of their number; "" in another field."""
+    if path != "devices.gpus" or not word.isidentifier():
+        return ""
+    return f"a kind of device has a field of its own: `devices {{ gpus = 8, kind = {word.lower()} }}`"
+
+
 def number_meant(value: float, unit: str, place: Span | None) -> str:
     """Asks for what `10k` and `8xA100` mean: a number, and a device by its kind; "" for another unit."""
     if unit == "k":

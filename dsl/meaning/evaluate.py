@@ -24,7 +24,18 @@ from dslc.dsl.language.suggest import write_instead
 from dslc.dsl.meaning import arithmetic
 from dslc.dsl.meaning.arithmetic import Amount, Impossible
 from dslc.dsl.meaning.describe import describe, form, limits
-from dslc.dsl.meaning.forms import accepts, bare_words, fits, inside, numeric, rewrite, spelt, with_unit, words_in
+from dslc.dsl.meaning.forms import (
+    accepts,
+    bare_words,
+    fits,
+    inside,
+    numeric,
+    rewrite,
+    spelt,
+    takes_text,
+    with_unit,
+    words_in,
+)
 from dslc.dsl.meaning.layering import Merged, Setting, names_in
 from dslc.dsl.paths import ResolvedPath, is_path
 from dslc.dsl.remedy import remedy, remove_at
@@ -81,6 +92,8 @@ class Evaluator:
         if isinstance(inner, tree.CallOf) and inner.name in self.params:
             return self.fail("E0121", f"`{inner.name}` is a param and cannot be called", inner.span)
         help = rewrite(inner, kind)
+        if not help and isinstance(inner, tree.CallOf):
+            help = suggest.meant_instead(suggest.for_word(inner.name, bare_words(kind)), inner.span)
         if not help and isinstance(kind, registry.CallOf):
             help = f"there is {listed(words_in(kind), 12)}"
         if not help and (says := suggest.meaning(path)):
@@ -100,14 +113,14 @@ class Evaluator:
         words = words_in(kind)
         nearest = suggest.for_word(word, [*words, *self.params])
         description = describe(kind)
-        has_all_words = all(f"`{each}`" in description for each in words)
+        has_all_words = all(f"`{each}`" in description or f"`{each}(" in description for each in words)
         wants = f"`{path}` takes {description if has_all_words else listed(words)}"
-        if not nearest and accepts(kind, registry.Str, registry.Path, registry.AnyValue):
+        if not nearest and takes_text(kind, word):
             return self.fail("E0120", f"`{word}` is neither a param nor text in quotes", name.span,
                              help=remedy(write_instead(name.span, f'"{word}"'), " if it is text"))  # fmt: skip
         return self.fail(
             "E0120", f"there is no `{word}` here", name.span, label=wants,
-            help=suggest.meant_instead(nearest, name.span),
+            help=suggest.meant_instead(nearest, name.span) or suggest.kind_meant(path, word),
         )  # fmt: skip
 
     # --------------------------------------------------------------------------------------------------- params
@@ -436,9 +449,8 @@ class Evaluator:
         if kind.pattern and not re.fullmatch(kind.pattern, expr.value):
             meant = suggest.function_meant(expr.value)
             help = suggest.meant_instead(f'"{meant}"', expr.span) if re.fullmatch(kind.pattern, meant) else ""
-            return self.fail(
-                "E0135", f"`{path}` takes {describe(kind)}", expr.span, label="has another form", help=help
-            )
+            return self.fail("E0135", f"`{path}` takes {describe(kind)}", expr.span, label="has another form",
+                             help=help or suggest.kind_meant(path, expr.value))  # fmt: skip
         return expr.value
 
     def file(self, expr: tree.Expr, kind: registry.Path, path: str) -> str | BadValue:

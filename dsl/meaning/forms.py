@@ -109,6 +109,15 @@ def accepts(kind: registry.Kind, *types: type[registry.Kind]) -> bool:
     return isinstance(kind, types)
 
 
+def takes_text(kind: registry.Kind, text: str) -> bool:
+    """Returns True if a value of this kind may be this text, in quotes."""
+    if isinstance(kind, registry.Either):
+        return any(takes_text(inner, text) for inner in kind.kinds)
+    if isinstance(kind, registry.Str):
+        return not kind.pattern or bool(re.fullmatch(kind.pattern, text))
+    return isinstance(kind, registry.Path | registry.AnyValue)
+
+
 def inside(expr: tree.Expr) -> tree.Expr:
     while isinstance(expr, tree.Group):
         expr = expr.inner
