@@ -50,6 +50,7 @@ class Merged:
     params: dict[str, ParamSetting] = field(default_factory=dict)
     fields: dict[tuple[str, str], Setting] = field(default_factory=dict)
     headers: dict[str, Span] = field(default_factory=dict)
+    taken_for_fields: set[str] = field(default_factory=set)  # blocks that were given a value, as in `model = gpt2`
     promises: dict[str, list[tree.Comparison]] = field(default_factory=dict)
     sweeps: dict[tuple[str, ...], Setting] = field(default_factory=dict)
     spoken: set[str] = field(default_factory=set)  # every name in some value, overridden or not
@@ -61,6 +62,7 @@ class Merged:
         return replace(
             self, params=dict(self.params), fields=dict(self.fields), headers=dict(self.headers),
             promises=dict(self.promises), sweeps=dict(self.sweeps), spoken=set(self.spoken),
+            taken_for_fields=set(self.taken_for_fields),
         )  # fmt: skip
 
 
@@ -133,6 +135,7 @@ def _apply_block_value(
     word = BLOCKS[whole.name].whole if whole.name in BLOCKS else ""
     if not word:
         if whole.name in BLOCKS or whole.name in PATH_BLOCKS:
+            merged.taken_for_fields.add(whole.name)
             report.add(
                 "E0113", f"`{whole.name}` is a block and takes no value of its own", whole.name_span,
                 help=f"write its fields in braces: `{whole.name} {{ … }}`",

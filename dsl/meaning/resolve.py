@@ -218,7 +218,7 @@ def _blocks(evaluator: Evaluator, report: Report, block_of: dict[str, Any]) -> N
 
 
 def _missing_block(evaluator: Evaluator, word: str, required: list[str]) -> None:
-    if evaluator.merged.complete:
+    if evaluator.merged.complete and word not in evaluator.merged.taken_for_fields:
         needs = " and ".join(f"`{name}`" for name in required)
         evaluator.fail(
             "E0109", f"the block `{word}` is missing", end_of(evaluator),
