@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from dslc.compiler.rules.analysis import Analysis
 
 MOST_REMEDIES = 7
+_TENSOR = "tensor"
 
 
 class Reanalysis(Protocol):
@@ -149,7 +150,9 @@ class _Remedy(Record):
 
 
 class _ApplyChanges(Protocol):
-    """Returns a job with these changes; None if a rule reports something new of it, or if it was not analysed."""
+    """Returns a job with these changes; None if two set one field, if a rule reports something new of the job, or if it
+    was not analysed.
+    """
 
     def __call__(self, *changes: Change) -> _Remedy | None: ...
 
@@ -159,6 +162,9 @@ def remedies(analysis: Analysis, limit: int, again: Reanalysis) -> str:
     known = again(analysis.job)[1]
 
     def attempt(*changes: Change) -> _Remedy | None:
+        paths = [edit.path for change in changes for edit in change.edits]
+        if len(set(paths)) < len(paths):
+            return None
         job = analysis.job
         for change in changes:
             job = change.make(job)
@@ -180,9 +186,16 @@ def remedies(analysis: Analysis, limit: int, again: Reanalysis) -> str:
             lighter.append(changes[changes.index(largest.changes[0]) :])
     least = min((fit.priority for fit in fitting), default=None)
     lighter = [changes for changes in lighter if least is None or changes[0].priority < least]
-    together = None if fitting else _combined_remedy(analysis, lighter, limit, attempt)
+    settings = [changes for changes in lighter if changes[0].priority == 0]
+    fitting += _fitting_pairs(settings, limit, attempt)
+    # A wider tensor axis excludes more micro-batches, and costs more: the last resort.
+    joined: list[_Remedy] = []
+    for kinds_left in ([changes for changes in lighter if changes[0].what != _TENSOR], lighter):
+        if not fitting and not _enough(joined, limit):
+            joined += filter(None, [_combined_remedy(analysis, kinds_left, limit, attempt)])
     fitting += _fitting_pairs(lighter, limit, attempt)
     if not fitting:
+        together = min(joined, key=lambda fit: _peak(fit.found), default=None)
         if together is None or _peak(together.found) > limit:
             return _none(together, again)
         fitting = [together]
@@ -264,6 +277,7 @@ def _changes(analysis: Analysis, limit: int) -> Iterator[Change]:
     if layout.sizes["tensor"] > 1 and not layout.sequence and not job.model.has_user_network:
         edits = _edits("parallelism.sequence", "true")
         yield Change(what="sequence", edits=edits, make=_set("parallelism", sequence=True))
+    yield from _wider_tensor_axis(analysis)
     share, pieces = analysis.workload.share, layout.microbatches
     more = range(2, min(share // pieces, ACTIONS.most) + 1)
     for count in islice((pieces * n for n in more if share % (pieces * n) == 0), 6):
@@ -295,6 +309,19 @@ def _changes(analysis: Analysis, limit: int) -> Iterator[Change]:
         edits = _edits("train.precision", f"{low.word}(level = O2)")
         yield Change(what="precision", edits=edits, make=_set("train", precision=low), priority=2)
     yield from _more_devices(analysis)
+
+
+def _wider_tensor_axis(analysis: Analysis) -> Iterator[Change]:
+    """Yields tensor axes of more ranks of a node, which the data axis gives up, with micro-batches of as many rows."""
+    job, sizes, pieces = analysis.job, analysis.layout.sizes, analysis.layout.microbatches
+    for factor in (2, 4, 8):
+        tensor, (data, left) = sizes["tensor"] * factor, divmod(sizes["data"], factor)
+        if left or analysis.layout.processes % tensor:
+            continue
+        values = {"tensor": tensor, "microbatches": pieces * factor}
+        values |= {} if job.parallelism.data is None else {"data": data}
+        edits = tuple(edit for name, value in values.items() for edit in _edits(f"parallelism.{name}", value))
+        yield Change(what=_TENSOR, edits=edits, make=_set("parallelism", **values))
 
 
 def _more_recompute(job: JobSpec) -> list[str | Call]:
@@ -330,8 +357,8 @@ def _set(block: str, **values: object) -> Callable[[JobSpec], JobSpec]:
 
 
 def _as_fix(changes: tuple[Change, ...]) -> Fix:
-    *others, last = [" with ".join(edit.text for edit in change.edits) for change in changes]
     edits = tuple(edit for change in changes for edit in change.edits)
+    *others, last = [edit.text for edit in edits]
     return Fix(edits, f"{', '.join(others)} and {last}" if others else last)
 
 

@@ -44,6 +44,8 @@ IMPORTED = "the call to change is in a file that the job imports"
 WITHOUT = {
     "E0106": CHOICE,
     "E0107": EXPLAINED,
+    "E0113": CHOICE,
+    "E0120": CHOICE,
     "E0121": CHOICE,
     "E0130": EXPLAINED,
     "E0131": EXPLAINED,

@@ -176,7 +176,7 @@ def test_two_changes_where_one_is_not_enough(tmp_path: Path) -> None:
 
 
 def test_two_settings_come_before_one_change_that_needs_the_host(tmp_path: Path) -> None:
-    settings = ("train.precision=bf16", "data.batch=8", "devices.gpus=4")
+    settings = ("train.precision=bf16", "data.batch=8", "devices.gpus=4", "model.network.heads=1")
     _, whole = checked(tmp_path, LARGE_GPT, *settings)
     (error,), _ = checked(tmp_path, LARGE_GPT, *settings, f"memory.limit={int(0.5 * peak(whole))}B")
     first, *lines = error.help.split("\n")
@@ -215,6 +215,25 @@ def test_the_work_that_is_allowed_reaches_what_makes_a_large_job_fit(tmp_path: P
     assert first == "this makes it fit"
     assert set(settings_of(line)) == {"memory.recompute=full", "parallelism.zero=3"}
     assert not checked(tmp_path, text, *settings_of(line))[0]
+
+
+def test_the_tensor_axis_grows_with_micro_batches_of_as_many_rows(tmp_path: Path) -> None:
+    text = job_text(
+        model={
+            "network": "llama(layers = 80, width = 8192, heads = 64, kv_heads = 8, hidden = 28672, context = 8192, "
+            "vocab = 128_256)"
+        },
+        data={"source": "synthetic(samples = 10_000, vocab = 128_256)", "batch": 512},
+        devices={"nodes": 16, "gpus": 8, "kind": "h100"},
+        parallelism={"pipeline": 4, "data": 32},
+        train={"steps": 10, "optimizer": "adamw()", "precision": "bf16"},
+        log=None,
+    )
+    (error,), _ = checked(tmp_path, text)
+    settings = settings_of(error.help.split("\n")[1])
+    axes = {"parallelism.tensor=8", "parallelism.microbatches=32", "parallelism.data=4"}
+    assert set(settings) == axes | {"memory.recompute=full"}
+    assert not checked(tmp_path, text, *settings)[0]
 
 
 def test_more_changes_where_two_are_not_enough(tmp_path: Path) -> None:
