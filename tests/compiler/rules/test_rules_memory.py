@@ -198,18 +198,22 @@ def test_of_more_changes_each_is_the_cheapest_that_is_enough(tmp_path: Path) -> 
     assert not checked(tmp_path, LARGE_GPT, *settings, limit, *changes)[0]
 
 
-def test_the_work_that_is_allowed_reaches_what_makes_a_large_job_fit(tmp_path: Path) -> None:
-    text = job_text(
+def llama_of_80_layers(batch: int, nodes: int, parallelism: dict[str, object]) -> str:
+    return job_text(
         model={
             "network": "llama(layers = 80, width = 8192, heads = 64, kv_heads = 8, hidden = 28672, context = 8192, "
             "vocab = 128_256)"
         },
-        data={"source": "synthetic(samples = 10_000, vocab = 128_256)", "batch": 128},
-        devices={"nodes": 8, "gpus": 8, "kind": "h100"},
-        parallelism={"tensor": 8, "pipeline": 2, "schedule": '"1f1b"', "microbatches": 4},
+        data={"source": "synthetic(samples = 10_000, vocab = 128_256)", "batch": batch},
+        devices={"nodes": nodes, "gpus": 8, "kind": "h100"},
+        parallelism=parallelism,
         train={"steps": 10, "optimizer": "adamw()", "precision": "bf16"},
         log=None,
     )
+
+
+def test_the_work_that_is_allowed_reaches_what_makes_a_large_job_fit(tmp_path: Path) -> None:
+    text = llama_of_80_layers(128, 8, {"tensor": 8, "pipeline": 2, "schedule": '"1f1b"', "microbatches": 4})
     (error,), _ = checked(tmp_path, text)
     first, line = error.help.split("\n")
     assert first == "this makes it fit"
@@ -218,17 +222,7 @@ def test_the_work_that_is_allowed_reaches_what_makes_a_large_job_fit(tmp_path: P
 
 
 def test_the_tensor_axis_grows_with_micro_batches_of_as_many_rows(tmp_path: Path) -> None:
-    text = job_text(
-        model={
-            "network": "llama(layers = 80, width = 8192, heads = 64, kv_heads = 8, hidden = 28672, context = 8192, "
-            "vocab = 128_256)"
-        },
-        data={"source": "synthetic(samples = 10_000, vocab = 128_256)", "batch": 512},
-        devices={"nodes": 16, "gpus": 8, "kind": "h100"},
-        parallelism={"pipeline": 4, "data": 32},
-        train={"steps": 10, "optimizer": "adamw()", "precision": "bf16"},
-        log=None,
-    )
+    text = llama_of_80_layers(512, 16, {"pipeline": 4, "data": 32})
     (error,), _ = checked(tmp_path, text)
     settings = settings_of(error.help.split("\n")[1])
     axes = {"parallelism.tensor=8", "parallelism.microbatches=32", "parallelism.data=4"}
